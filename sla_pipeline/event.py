@@ -1,0 +1,154 @@
+"""The wire contract: ``TicketSlaBreachedKafkaEvent`` version 1, its key, its headers, its JSON Schema (SPEC 5.6, 4.4).
+
+What belongs here: the shape of the message and how it becomes bytes. What does not: when it is sent (``kafka/relay.py``) and from
+which row (``postgres/marking.py``). ``docs/contract.md`` is the page for consumers; ``event.schema.json`` beside this file is the
+schema that they validate against, and a test holds it equal to the model.
+
+Fields hold what travels, as text: an id or a timestamp has one spelling only, so that equal events are equal bytes, and a backlog of
+ten thousand is not parsed into objects only to be printed again.
+"""
+
+import hashlib
+import uuid
+from datetime import UTC, datetime
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, WithJsonSchema
+from pydantic.alias_generators import to_pascal
+
+from sla_pipeline.breach import Breach, BreachKind, Priority
+
+__all__ = [
+    "CONTRACT_VERSION",
+    "EVENT_TOPIC",
+    "EVENT_TYPE",
+    "TicketSlaBreachedKafkaEvent",
+    "event_headers",
+    "event_id",
+    "event_key",
+    "wire_timestamp",
+]
+
+EVENT_TOPIC = "pin.support.ticket-sla-breached.v1"
+EVENT_TYPE = "TicketSlaBreachedKafkaEvent"
+CONTRACT_VERSION = 1
+# names the contract, so that the same ticket has another EventId in a later version of it
+_EVENT_ID_NAMESPACE = uuid.uuid5(uuid.NAMESPACE_URL, f"urn:{EVENT_TOPIC}").bytes
+# support's numbers are a dozen characters; a bound keeps a corrupt one out of a message that pagers display
+_NUMBER_MAX_LENGTH = 64
+
+_UUID_PATTERN = r"^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$"
+_TIMESTAMP_PATTERN = r"^\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}\.\d{6}Z$"
+WireUuid = Annotated[
+    str, StringConstraints(pattern=_UUID_PATTERN), WithJsonSchema({"type": "string", "format": "uuid", "pattern": _UUID_PATTERN})
+]
+WireTimestamp = Annotated[
+    str,
+    StringConstraints(pattern=_TIMESTAMP_PATTERN),
+    WithJsonSchema({"type": "string", "format": "date-time", "pattern": _TIMESTAMP_PATTERN}),
+]
+
+
+def wire_timestamp(moment: datetime) -> str:
+    """An aware datetime as it travels: UTC, to the microsecond, with ``Z``."""
+    return moment.astimezone(UTC).isoformat(timespec="microseconds")[:-6] + "Z"
+
+
+def event_id(ticket_id: str) -> str:
+    """The event's identity: a UUIDv5 of contract and ticket, the same however often it is built (one breach per ticket, SPEC 2.4)."""
+    # what uuid.uuid5 does, without its two intermediate objects: a third of the cost of an event
+    digest = bytearray(hashlib.sha1(_EVENT_ID_NAMESPACE + ticket_id.encode(), usedforsecurity=False).digest()[:16])
+    digest[6] = digest[6] & 0x0F | 0x50
+    digest[8] = digest[8] & 0x3F | 0x80
+    text = digest.hex()
+    return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+
+
+class TicketSlaBreachedKafkaEvent(BaseModel):
+    """One breach of one ticket, as consumers see it (SPEC 5.6). Ids, enums and timestamps only: no field can carry text of a person.
+
+    Raises ``pydantic.ValidationError`` for a field that is missing, of another form, or not in the contract; its text does not repeat
+    the value.
+    """
+
+    model_config = ConfigDict(
+        alias_generator=to_pascal,
+        extra="forbid",
+        frozen=True,
+        hide_input_in_errors=True,
+        json_schema_extra={"$schema": "https://json-schema.org/draft/2020-12/schema"},
+        serialize_by_alias=True,
+        title=EVENT_TYPE,
+        validate_by_name=True,
+    )
+
+    event_id: WireUuid = Field(description="UUIDv5 of contract and ticket: equal for equal breaches, fit for deduplication.")
+    event_type: Literal["TicketSlaBreachedKafkaEvent"]
+    contract_version: Literal[1]
+    aggregate_type: Literal["Ticket"]
+    aggregate_id: WireUuid = Field(description="Equal to TicketId.")
+    ticket_id: WireUuid
+    number: str = Field(min_length=1, max_length=_NUMBER_MAX_LENGTH, description="The ticket's number, as people quote it.")
+    tenant_id: WireUuid
+    queue_id: WireUuid
+    requester_user_id: WireUuid
+    assignee_user_id: WireUuid | None = Field(description="Null when nobody is assigned.")
+    priority: Priority
+    breach_kind: BreachKind
+    due_at: WireTimestamp = Field(description="The deadline that passed, UTC.")
+    breached_at: WireTimestamp = Field(description="now_utc of the cycle that found the breach, UTC.")
+
+    @classmethod
+    def of(
+        cls,
+        breach: Breach,
+        *,
+        ticket_id: str,
+        number: str,
+        tenant_id: str | None,
+        queue_id: str | None,
+        requester_user_id: str | None,
+        assignee_user_id: str | None,
+        priority: str | None,
+        now_utc: datetime,
+    ) -> "TicketSlaBreachedKafkaEvent":
+        """The event of a breach found at ``now_utc``. Raises ``pydantic.ValidationError`` when the ticket cannot be told in the contract."""
+        return cls.model_validate(
+            {
+                "event_id": event_id(ticket_id),
+                "event_type": EVENT_TYPE,
+                "contract_version": CONTRACT_VERSION,
+                "aggregate_type": "Ticket",
+                "aggregate_id": ticket_id,
+                "ticket_id": ticket_id,
+                "number": number,
+                "tenant_id": tenant_id,
+                "queue_id": queue_id,
+                "requester_user_id": requester_user_id,
+                "assignee_user_id": assignee_user_id,
+                "priority": priority,
+                "breach_kind": breach.kind,
+                "due_at": wire_timestamp(breach.due_at),
+                "breached_at": wire_timestamp(now_utc),
+            }
+        )
+
+    def to_json(self) -> str:
+        """The message's value: compact JSON, PascalCase names, the fields in the order of the contract."""
+        return self.model_dump_json()
+
+
+def event_key(ticket_id: str) -> bytes:
+    """The message's key: the ticket's id, so that all that is ever said of a ticket stays in one partition, in order."""
+    return ticket_id.encode()
+
+
+def event_headers(*, correlation_id: str, outbox_seq: int) -> list[tuple[str, bytes]]:
+    """The message's headers. ``correlation_id`` is the run that marked the ticket (SPEC 5.1); ``outbox_seq`` counts from 1, gap-free."""
+    return [
+        ("event-type", EVENT_TYPE.encode()),
+        ("contract-version", str(CONTRACT_VERSION).encode()),
+        ("correlation-id", correlation_id.encode()),
+        ("outbox-seq", str(outbox_seq).encode()),
+        ("content-type", b"application/json"),
+    ]
