@@ -112,7 +112,7 @@ class TicketSlaBreachedKafkaEvent(BaseModel):
         priority: str | None,
         now_utc: datetime,
     ) -> "TicketSlaBreachedKafkaEvent":
-        """The event of a breach found at ``now_utc``. Raises ``pydantic.ValidationError`` when the ticket cannot be told in the contract."""
+        """The event of a breach found at ``now_utc``. Raises ``pydantic.ValidationError`` for a ticket that the contract cannot tell."""
         return cls.model_validate(
             {
                 "event_id": event_id(ticket_id),
