@@ -7,6 +7,7 @@ found quickly (``postgres/tickets.py`` says the same rule in SQL; a property tes
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
+from typing import Protocol
 
 __all__ = ["ACTIVE_STATUSES", "Breach", "BreachKind", "Priority", "TicketState", "judge"]
 
@@ -30,16 +31,32 @@ class Priority(StrEnum):
     LOW = "Low"
 
 
-@dataclass(frozen=True, slots=True)
-class TicketState:
+class TicketState(Protocol):
     """What the rule looks at. Every time is timezone-aware; ``status`` is free text, since the support service owns its values."""
 
-    status: str
-    sla_breached: bool
-    first_response_due_at: datetime | None
-    first_response_at: datetime | None
-    resolution_due_at: datetime | None
-    resolved_at: datetime | None
+    @property
+    def status(self) -> str:
+        """New, InWork, OnHold, Resolved, Closed, or what the support service adds."""
+
+    @property
+    def sla_breached(self) -> bool:
+        """Marked already."""
+
+    @property
+    def first_response_due_at(self) -> datetime | None:
+        """Deadline of the first public reply."""
+
+    @property
+    def first_response_at(self) -> datetime | None:
+        """The first public reply."""
+
+    @property
+    def resolution_due_at(self) -> datetime | None:
+        """Deadline of the resolution."""
+
+    @property
+    def resolved_at(self) -> datetime | None:
+        """When it was resolved."""
 
 
 @dataclass(frozen=True, slots=True)

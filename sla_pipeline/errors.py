@@ -55,3 +55,7 @@ class FailClosed(SlaPipelineError):
 
 class CycleFailed(SlaPipelineError):
     """A cycle came to its end and did all it could, but something in it failed; the message lists what."""
+
+
+class CycleStopped(KeyboardInterrupt):
+    """A stop was requested and the cycle has ended between two batches (SPEC 3.4). Not an ``Exception``: nothing may swallow it."""

@@ -1,0 +1,107 @@
+"""The broker's jars: fetched once per user, checked by SHA-256 each time they are used.
+
+What belongs here: the cache, the download, the check against ``kafka.lock.toml``. What does not: running the broker (``kafka.py``).
+Of jgo only the Maven layer is used, as a downloader: its environments accept incomplete sets of jars and check no SHA-256.
+"""
+
+import functools
+import hashlib
+import logging
+import os
+import tempfile
+import tomllib
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+import filelock
+from jgo.maven import MavenContext
+
+from sla_pipeline.embedded.supervision import ServiceError
+
+__all__ = ["CACHE_VARIABLE", "KAFKA_VERSION", "Jar", "cache_folder", "fetch_jars", "locked_jars"]
+
+KAFKA_VERSION = "4.3.1"
+CACHE_VARIABLE = "SLA_EMBEDDED_CACHE"
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Jar:
+    """One locked jar, by its Maven coordinates. ``size`` is in bytes."""
+
+    group: str
+    artifact: str
+    version: str
+    sha256: str
+    size: int
+
+    @property
+    def file_name(self) -> str:
+        """Its name in the cache."""
+        return f"{self.artifact}-{self.version}.jar"
+
+    def __str__(self) -> str:
+        return f"{self.group}:{self.artifact}:{self.version}"
+
+
+@functools.cache
+def locked_jars() -> tuple[Jar, ...]:
+    """The jars of ``kafka.lock.toml``: the broker and its logging back end."""
+    text = resources.files(__package__).joinpath("kafka.lock.toml").read_text()
+    return tuple(Jar(**entry) for entry in tomllib.loads(text)["jar"])
+
+
+def cache_folder() -> Path:
+    """Where the jars are kept: below ``$SLA_EMBEDDED_CACHE``, or else below the user's cache folder, shared by all checkouts."""
+    if chosen := os.environ.get(CACHE_VARIABLE):
+        base = Path(chosen).absolute()
+    else:
+        user_cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
+        # a relative path in XDG_CACHE_HOME is to be ignored, says its specification
+        base = (user_cache if user_cache.is_absolute() else Path.home() / ".cache") / "sla-pipeline"
+    return base / f"kafka-{KAFKA_VERSION}"
+
+
+def fetch_jars(cache: Path | None = None, jars: tuple[Jar, ...] | None = None) -> list[Path]:
+    """Paths of all jars, in the lock's order; those that are missing from ``cache`` or altered are fetched first, one after the other.
+
+    Processes that ask at the same time wait for each other. Raises ``ServiceError`` naming the jar when it cannot be fetched, or when what
+    was fetched has another SHA-256 than the lock; such a file is not kept.
+    """
+    folder = cache or cache_folder()
+    wanted = locked_jars() if jars is None else jars
+    folder.mkdir(parents=True, exist_ok=True)
+    with filelock.FileLock(folder / ".lock"):
+        missing = [jar for jar in wanted if not _is_whole(folder / jar.file_name, jar)]
+        if missing:
+            megabytes = sum(jar.size for jar in missing) / 1e6
+            _logger.info("fetching %d jars of Apache Kafka %s, %.0f MB, into %s", len(missing), KAFKA_VERSION, megabytes, folder)
+        for jar in missing:
+            _fetch(jar, folder)
+    return [folder / jar.file_name for jar in wanted]
+
+
+def _is_whole(path: Path, jar: Jar) -> bool:
+    return path.exists() and _sha256(path) == jar.sha256
+
+
+def _fetch(jar: Jar, folder: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=folder) as part:
+        try:
+            # a repository of its own: what lies in ~/.m2 is neither trusted nor touched
+            component = MavenContext(repo_cache=Path(part)).project(jar.group, jar.artifact).at_version(jar.version)
+            fetched = Path(component.artifact().resolve())
+        except Exception as error:  # jgo lets every error of its HTTP client through
+            raise ServiceError(
+                f"{jar} cannot be fetched ({type(error).__name__}); the first run needs the network, later ones do not"
+            ) from error
+        if (found := _sha256(fetched)) != jar.sha256:
+            raise ServiceError(f"{jar} has SHA-256 {found}, kafka.lock.toml says {jar.sha256}: not used")
+        fetched.replace(folder / jar.file_name)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

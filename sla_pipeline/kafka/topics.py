@@ -1,0 +1,179 @@
+"""The two topics: how they are created, and what is checked of them in every cycle.
+
+What belongs here: existence, partitions, settings, the first progress record. What does not: any other record on them.
+"""
+
+from collections.abc import Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
+from confluent_kafka import KafkaError as ClientError
+from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, OffsetSpec, ResourceType  # type: ignore[attr-defined]
+
+from sla_pipeline.errors import FailClosed, KafkaError
+from sla_pipeline.kafka.clients import ClientReports, open_admin, translated
+from sla_pipeline.kafka.deadline import Deadline
+from sla_pipeline.kafka.progress import RECOVERY, Progress, ProgressReader, write_progress
+from sla_pipeline.kafka.settings import KafkaSettings
+
+__all__ = ["EventTopic", "TopicChecker", "check_topics", "create_topics", "end_offsets"]
+
+# the time for a check or a creation as a whole; a healthy broker needs milliseconds
+_ATTEMPT_SECONDS = 20.0
+_CALL_SECONDS = 8.0
+# with three replicas, two must have an event before it counts: one broker may die without a loss or a stop
+_REPLICAS_FOR_TWO_IN_SYNC = 3
+# a broker that allows less than this could not even take one event with its headers
+_SMALLEST_EVENT_LIMIT_BYTES = 2_048
+
+
+@dataclass(frozen=True, slots=True)
+class EventTopic:
+    """What a check found out about the event topic; sizes in bytes, ``retention_ms`` -1 for ever."""
+
+    partition_count: int
+    max_message_bytes: int
+    retention_ms: int
+    min_insync_replicas: int
+
+
+class TopicChecker:
+    """Checks both topics over one admin client, which it keeps: 5 instead of 16 ms from the second check on."""
+
+    def __init__(self, settings: KafkaSettings) -> None:
+        self._settings = settings
+        self._reports = ClientReports()
+        self._admin: AdminClient | None = None
+
+    def check(self, deadline: Deadline | None = None) -> EventTopic:
+        """Raises ``KafkaError`` that names topic, setting, value and remedy; ``KafkaUnavailable`` when there is no answer."""
+        deadline = deadline or Deadline(_ATTEMPT_SECONDS)
+        admin = self._admin = self._admin or open_admin(self._settings, self._reports)
+        topics = (self._settings.topic, self._settings.progress_topic)
+        partitions = {topic: self._partition_count(admin, topic, deadline) for topic in topics}
+        return _judged(self._settings, partitions, self._configs(admin, topics, deadline))
+
+    def _partition_count(self, admin: AdminClient, topic: str, deadline: Deadline) -> int:
+        with translated(self._settings, "looking up the topics", self._reports, poll=admin.poll, topic=topic):
+            found = admin.list_topics(topic, timeout=deadline.timeout_seconds(_CALL_SECONDS)).topics[topic]
+            if found.error:
+                raise KafkaException(found.error)
+        return len(found.partitions)
+
+    def _configs(self, admin: AdminClient, topics: tuple[str, ...], deadline: Deadline) -> dict[str, dict[str, str]]:
+        resources = [ConfigResource(ResourceType.TOPIC, topic) for topic in topics]
+        configs = {}
+        for resource, future in admin.describe_configs(resources, request_timeout=deadline.timeout_seconds(_CALL_SECONDS)).items():
+            with translated(self._settings, "reading the topics' settings", self._reports, poll=admin.poll, topic=resource.name):
+                configs[resource.name] = {name: str(entry.value) for name, entry in future.result().items()}
+        return configs
+
+    def close(self) -> None:
+        """Lets the admin client go. May be called again."""
+        self._admin = None
+
+
+def _judged(settings: KafkaSettings, partitions: Mapping[str, int], configs: Mapping[str, Mapping[str, str]]) -> EventTopic:
+    """The event topic's facts. Raises ``KafkaError`` for a setting under which events would be lost or doubled."""
+    progress, event = configs[settings.progress_topic], configs[settings.topic]
+    if partitions[settings.progress_topic] != 1:
+        raise KafkaError(
+            f"topic {settings.progress_topic} has {partitions[settings.progress_topic]} partitions; it must have 1, or its newest record "
+            f"is not defined. Delete it and follow {RECOVERY}"
+        )
+    if progress["cleanup.policy"] != "compact":
+        raise KafkaError(
+            f"topic {settings.progress_topic} has cleanup.policy={progress['cleanup.policy']}; it must be compact, or the position of "
+            f"the publisher expires. Run kafka-configs.sh --alter --topic {settings.progress_topic} --add-config cleanup.policy=compact"
+        )
+    if "compact" in event["cleanup.policy"]:
+        raise KafkaError(
+            f"topic {settings.topic} has cleanup.policy={event['cleanup.policy']}; it must be delete: compaction is for tables, and "
+            f"drops events. Run kafka-configs.sh --alter --topic {settings.topic} --add-config cleanup.policy=delete"
+        )
+    if int(event["max.message.bytes"]) < _SMALLEST_EVENT_LIMIT_BYTES:
+        raise KafkaError(
+            f"topic {settings.topic} has max.message.bytes={event['max.message.bytes']}; an event needs up to "
+            f"{_SMALLEST_EVENT_LIMIT_BYTES}. Run kafka-configs.sh --alter --topic {settings.topic} --delete-config max.message.bytes"
+        )
+    return EventTopic(
+        partition_count=partitions[settings.topic],
+        max_message_bytes=int(event["max.message.bytes"]),
+        retention_ms=int(event["retention.ms"]),
+        min_insync_replicas=int(event["min.insync.replicas"]),
+    )
+
+
+def check_topics(settings: KafkaSettings) -> EventTopic:
+    """Checks both topics once. Raises ``KafkaError`` that names topic, setting, value and remedy, or ``KafkaUnavailable``."""
+    return TopicChecker(settings).check()
+
+
+def create_topics(settings: KafkaSettings, *, partitions: int = 3, replication_factor: int = 1) -> None:
+    """Creates what is missing of both topics and writes the progress record with sequence 0. Idempotent; the next call mends a crash.
+
+    The record is written when the progress topic holds none *and* the event topic has never held an event: only both together mean a new
+    installation. An event topic with a history beside an empty progress topic raises ``FailClosed``: either the record was lost, or another
+    program published there before. ``partitions`` and ``replication_factor`` are for topics made now; one that exists stays as it is.
+    """
+    deadline = Deadline(_ATTEMPT_SECONDS)
+    reports = ClientReports()
+    admin = open_admin(settings, reports)
+    in_sync = {"min.insync.replicas": "2"} if replication_factor >= _REPLICAS_FOR_TWO_IN_SYNC else {}
+    wanted = [
+        NewTopic(settings.topic, partitions, replication_factor, config={"cleanup.policy": "delete", **in_sync}),
+        NewTopic(settings.progress_topic, 1, replication_factor, config={"cleanup.policy": "compact", **in_sync}),
+    ]
+    with translated(settings, "creating the topics", reports, poll=admin.poll):
+        existing = admin.list_topics(timeout=deadline.timeout_seconds(_CALL_SECONDS)).topics
+        missing = [topic for topic in wanted if topic.topic not in existing]
+        timeout = deadline.timeout_seconds(_CALL_SECONDS)
+        for future in (admin.create_topics(missing, operation_timeout=timeout, request_timeout=timeout) if missing else {}).values():
+            _await_creation(future)
+    check_topics(settings)
+    _write_first_record(settings, admin, reports, deadline)
+
+
+def _await_creation(future: "Future[None]") -> None:
+    try:
+        future.result()
+    except KafkaException as error:
+        # somebody else made it a moment ago, which is as good
+        if error.args[0].code() != ClientError.TOPIC_ALREADY_EXISTS:
+            raise
+
+
+def _write_first_record(settings: KafkaSettings, admin: AdminClient, reports: ClientReports, deadline: Deadline) -> None:
+    reader = ProgressReader(settings)
+
+    def first_record() -> Progress | None:
+        if reader.read(deadline) is not None:
+            return None
+        if any(end_offsets(settings, admin, reports, settings.topic, deadline).values()):
+            raise FailClosed(
+                f"topic {settings.progress_topic} holds no record, but topic {settings.topic} has held events: either the publisher's "
+                f"position was lost with its topic, or another program published there before. Nothing is written. {RECOVERY}"
+            )
+        return Progress.standing_at(0, "", "create_topics")
+
+    try:
+        # a look without the fence first: on a running installation the call must not disturb the publisher
+        if reader.read(deadline, behind_fence=False) is None:
+            write_progress(settings, deadline, first_record)
+    finally:
+        reader.close()
+
+
+def end_offsets(settings: KafkaSettings, admin: AdminClient, reports: ClientReports, topic: str, deadline: Deadline) -> dict[int, int]:
+    """The end of every partition, open transactions included: what a read_committed client is told may be less than what is there."""
+    with translated(settings, "looking up the end of the topic", reports, poll=admin.poll, topic=topic):
+        found = admin.list_topics(topic, timeout=deadline.timeout_seconds(_CALL_SECONDS)).topics[topic]
+        if found.error:
+            raise KafkaException(found.error)
+        latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+        asked = {TopicPartition(topic, partition): latest for partition in found.partitions}
+        answers = admin.list_offsets(
+            asked, isolation_level=IsolationLevel.READ_UNCOMMITTED, request_timeout=deadline.timeout_seconds(_CALL_SECONDS)
+        )
+        return {partition.partition: future.result().offset for partition, future in answers.items()}

@@ -1,0 +1,129 @@
+"""The four ops of a cycle, and what Dagster is told of it.
+
+What belongs here: config at the door, metadata, the check's record, which run fails. What does not: the work (``steps.py``).
+
+The ops run in one process and hand values over in memory. Termination raises a ``BaseException`` inside whatever runs; nothing here
+catches it, so the open batch rolls back and the run ends CANCELED.
+"""
+
+import dagster as dg
+from pydantic import Field
+
+from sla_pipeline.cycle import BATCH_SIZE, MAX_BATCHES_PER_CYCLE, CycleInput, SystemClock
+from sla_pipeline.monitor import steps
+from sla_pipeline.monitor.resources import KafkaResource, PostgresResource
+
+__all__ = ["BACKLOG_CHECK", "CycleConfig", "backlog_evaluation", "claim_overdue", "close_cycle", "mark_breached", "publish_breaches"]
+
+BACKLOG_CHECK = dg.AssetCheckKey(dg.AssetKey("sla_breaches"), "backlog_size")
+
+
+class CycleConfig(dg.Config):
+    """What a person may set in the launchpad (SPEC 4)."""
+
+    batch_size: int = Field(
+        default=BATCH_SIZE.default,
+        ge=BATCH_SIZE.low,
+        le=BATCH_SIZE.high,
+        strict=True,
+        description="Tickets marked in one transaction, 1 to 1000; outside of it the run fails before anything is touched.",
+    )
+    max_batches_per_cycle: int = Field(
+        default=MAX_BATCHES_PER_CYCLE.default,
+        ge=MAX_BATCHES_PER_CYCLE.low,
+        le=MAX_BATCHES_PER_CYCLE.high,
+        strict=True,
+        description="Batches in one cycle, 1 to 200; what is overdue beyond them waits for the next cycle.",
+    )
+    tenant_id: str | None = Field(
+        default=None, description="Only this tenant's tickets, a UUID; empty for all. For diagnosis and manual runs."
+    )
+
+
+@dg.op(description="Check clock and schema, then read once, in order, the tickets that are overdue.", tags={"sla/step": "claim"})
+def claim_overdue(context: dg.OpExecutionContext, config: CycleConfig, postgres: PostgresResource) -> steps.Claim:
+    """SPEC 5.1 to 5.3."""
+    given = CycleInput(config.batch_size, config.max_batches_per_cycle, config.tenant_id)
+    return steps.claim_overdue(postgres.database(), SystemClock(), given, run_id=context.run_id)
+
+
+@dg.op(description="Mark them batch by batch, flag and breach record in one transaction.", tags={"sla/step": "mark"})
+def mark_breached(postgres: PostgresResource, claimed: steps.Claim) -> steps.Marked:
+    """SPEC 5.4 to 5.6."""
+    return steps.mark_breached(postgres.database(), claimed)
+
+
+@dg.op(
+    description="Publish every breach record that waits, each exactly once, those of earlier cycles first.", tags={"sla/step": "publish"}
+)
+def publish_breaches(postgres: PostgresResource, kafka: KafkaResource, marked: steps.Marked) -> steps.Published:
+    """SPEC 5.6, 7.2."""
+    return steps.publish_breaches(postgres.database(), kafka.relay, marked)
+
+
+@dg.op(description="Count the backlog, write the journal, and fail the run if anything in it failed.", tags={"sla/step": "close"})
+def close_cycle(context: dg.OpExecutionContext, postgres: PostgresResource, published: steps.Published) -> dg.Output[None]:
+    """SPEC 5.7, 9. Raises ``dagster.Failure``, after all else was done and recorded, when a row, a batch or the publishing failed."""
+    report = steps.close_cycle(postgres.database(), SystemClock(), published)
+    metadata = cycle_metadata(report)
+    context.log.info(
+        "marked %d in %d batches, published %d, backlog %s, %d errors, %.0f ms",
+        report.processed,
+        report.batches,
+        report.published,
+        report.backlog,
+        len(report.errors),
+        report.duration_ms,
+    )
+    if report.backlog is not None:
+        # an AssetCheckResult yielded from a plain op would fail the step; this event is stored under the check's key
+        context.log_event(backlog_evaluation(report.backlog))  # type: ignore[arg-type]  # it takes any user event; its annotation lags
+    if report.errors:
+        raise dg.Failure(description="\n".join(report.errors[:_ERRORS_SHOWN]), metadata=metadata, allow_retries=False)
+    return dg.Output(None, metadata=metadata)
+
+
+# a run's page is read by a person; the journal and the log have them all
+_ERRORS_SHOWN = 20
+
+
+def backlog_evaluation(backlog: int) -> dg.AssetCheckEvaluation:
+    """The check ``backlog_size`` as an event of the cycle itself."""
+    return dg.AssetCheckEvaluation(
+        asset_key=BACKLOG_CHECK.asset_key,
+        check_name=BACKLOG_CHECK.name,
+        passed=backlog <= steps.BACKLOG_LIMIT,
+        severity=dg.AssetCheckSeverity.ERROR,
+        description=f"{backlog} tickets are overdue and not marked; more than {steps.BACKLOG_LIMIT} is too many",
+        metadata={"backlog": backlog, "limit": steps.BACKLOG_LIMIT},
+    )
+
+
+def cycle_metadata(report: steps.CycleReport) -> dict[str, dg.MetadataValue]:
+    """What is shown and plotted of a cycle. Durations in milliseconds, counts of tickets unless the name says otherwise."""
+    numbers = {
+        "processed": report.processed,
+        **{f"processed_{kind.value}": count for kind, count in report.by_kind.items()},
+        "batches": report.batches,
+        "published": report.published,
+        "lock_skips": report.lock_skips,
+        "remarked": report.remarked,
+        "errors": len(report.errors),
+    }
+    durations = {
+        "claim_ms": report.claim_ms,
+        "mark_ms": report.mark_ms,
+        "publish_ms": report.publish_ms,
+        "duration_ms": report.duration_ms,
+    }
+    metadata: dict[str, dg.MetadataValue] = {
+        **{name: dg.MetadataValue.int(number) for name, number in numbers.items()},
+        **{name: dg.MetadataValue.float(duration) for name, duration in durations.items()},
+        "has_more": dg.MetadataValue.bool(report.has_more),
+        "now_utc": dg.MetadataValue.timestamp(report.now_utc),
+    }
+    if report.backlog is not None:
+        metadata["backlog"] = dg.MetadataValue.int(report.backlog)
+    if report.skipped is not None:
+        metadata["skipped"] = dg.MetadataValue.text(report.skipped)
+    return metadata

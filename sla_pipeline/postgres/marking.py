@@ -1,0 +1,204 @@
+"""Mark a batch: flag and breach record in one transaction (SPEC 5.4 to 5.6, 6), bad rows told apart and set aside.
+
+What belongs here: everything that happens between the locks of one batch and its commit. What does not: which tickets are tried
+(``tickets.claim``), the loop over batches (``monitor/steps.py``), publishing.
+
+The guarantee: a ticket's flag and its breach record are committed together or not at all, and the records' ``seq`` has no gap and
+is in the order of commits, because the row that hands it out is locked last and held until the commit.
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+
+import psycopg
+from pydantic import ValidationError
+
+from sla_pipeline.breach import Breach, BreachKind, judge
+from sla_pipeline.cycle import OnStep, no_step
+from sla_pipeline.event import TicketSlaBreachedKafkaEvent
+from sla_pipeline.postgres import set_aside
+from sla_pipeline.postgres.session import DISTANT_PAST
+from sla_pipeline.postgres.tickets import LockedTicket, lock_batch, still_overdue
+
+__all__ = ["BadRow", "BatchOutcome", "mark_batch"]
+
+log = logging.getLogger(__name__)
+
+# Index: primary keys. Text goes over in binary (%b): as text every quote of every payload is escaped in Python, ten times the cost.
+# All ticket rows are locked by this transaction already, so the relay's row is the last lock that it takes.
+_MARK_AND_RECORD = """
+with marked as (
+    update support.tickets set sla_breached = true, updated_at = %(now_utc)s where id = any(%(marked_ids)s::uuid[]) returning id
+), taken as (
+    update support.ticket_sla_relay set next_seq = next_seq + %(count)s where id = 1 returning next_seq - %(count)s as base
+), recorded as (
+    insert into support.ticket_sla_breaches (seq, ticket_id, number, kind, due_at, breached_at, correlation_id, payload)
+    select taken.base + position, breach.ticket_id, breach.number, breach.kind, breach.due_at, %(now_utc)s, %(run_id)s, breach.payload
+    from taken, unnest(%(ids)s::uuid[], %(numbers)b::text[], %(kinds)b::text[], %(due_ats)b::timestamptz[], %(payloads)b::text[])
+        with ordinality as breach (ticket_id, number, kind, due_at, payload, position)
+    returning seq
+)
+select (select count(*) from marked), (select count(*) from recorded)
+"""
+# the same without a record, for tickets whose flag was put back after their event had been recorded
+_MARK_AGAIN = "update support.tickets set sla_breached = true, updated_at = %(now_utc)s where id = any(%(marked_ids)s::uuid[])"
+
+# faults of one row: values out of range or form, violated constraints, a trigger of the support service that objects
+_ROW_FAULTS = (psycopg.DataError, psycopg.IntegrityError, psycopg.errors.RaiseException)
+
+
+@dataclass(frozen=True, slots=True)
+class BadRow:
+    """A ticket that is overdue and cannot be marked; ``error`` holds no text of the ticket."""
+
+    ticket_id: str
+    number: str
+    kind: BreachKind
+    error: str
+
+
+@dataclass(slots=True)
+class BatchOutcome:
+    """What became of a batch's tickets."""
+
+    by_kind: dict[BreachKind, int] = field(default_factory=lambda: dict.fromkeys(BreachKind, 0))
+    remarked: list[LockedTicket] = field(default_factory=list)
+    bad: list[BadRow] = field(default_factory=list)
+    held_by_others: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    ticket: LockedTicket
+    breach: Breach
+    payload: str
+
+
+class _RowUnchanged(Exception):
+    """A trigger or a rule of the database has kept a locked row from being updated."""
+
+
+def mark_batch(
+    connection: psycopg.Connection,
+    ids: Sequence[str],
+    *,
+    now_utc: datetime,
+    tenant_id: str | None,
+    run_id: str,
+    on_step: OnStep = no_step,
+) -> BatchOutcome:
+    """Mark those of ``ids`` that are still overdue and free, in ONE transaction with their breach records (SPEC 6).
+
+    Rows that others hold are left out and told. A row that cannot be marked is set aside with a growing pause; the others go through.
+    Raises what the driver raises when the whole batch failed: it is rolled back then, its rows are free.
+    """
+    outcome = BatchOutcome()
+    with connection.transaction():
+        tickets = lock_batch(connection, ids, now_utc=now_utc, tenant_id=tenant_id)
+        on_step("batch_locked")
+        found: list[_Found] = []
+        for ticket in tickets:
+            verdict = _event_of(ticket, now_utc)
+            if isinstance(verdict, BadRow):
+                outcome.bad.append(verdict)
+            else:
+                found.append(verdict)
+        written = _write(connection, found, now_utc=now_utc, run_id=run_id, outcome=outcome)
+        set_aside.add(connection, [(bad.ticket_id, bad.number, bad.kind.value, bad.error) for bad in outcome.bad], now_utc=now_utc)
+        set_aside.forget(connection, [one.ticket.id for one in written if one.ticket.set_aside])
+        on_step("batch_written")
+    on_step("batch_committed")
+    for one in written:
+        outcome.by_kind[one.breach.kind] += 1
+    outcome.remarked = [one.ticket for one in written if one.ticket.recorded]
+    missing = set(ids).difference(ticket.id for ticket in tickets)
+    if missing:
+        outcome.held_by_others = still_overdue(connection, list(missing), now_utc=now_utc)
+    return outcome
+
+
+def _event_of(ticket: LockedTicket, now_utc: datetime) -> _Found | BadRow:
+    breach = judge(ticket, now_utc)
+    if breach is None:  # the predicate in SQL let it through: never to be guessed at
+        return BadRow(ticket.id, ticket.number, BreachKind.RESOLUTION, "the rule does not find this ticket breached, the selection does")
+    if breach.due_at == DISTANT_PAST:
+        return BadRow(ticket.id, ticket.number, breach.kind, "the deadline is not a date between the years 1 and 9999")
+    try:
+        event = TicketSlaBreachedKafkaEvent.of(
+            breach,
+            ticket_id=ticket.id,
+            number=ticket.number,
+            tenant_id=ticket.tenant_id,
+            queue_id=ticket.queue_id,
+            requester_user_id=ticket.requester_user_id,
+            assignee_user_id=ticket.assignee_user_id,
+            priority=ticket.priority,
+            now_utc=now_utc,
+        )
+    except ValidationError as error:
+        faults = "; ".join(f"{fault['loc'][0] if fault['loc'] else 'event'}: {fault['msg']}" for fault in error.errors(include_input=False))
+        return BadRow(ticket.id, ticket.number, breach.kind, f"the event cannot be built: {faults}")
+    return _Found(ticket, breach, event.to_json())
+
+
+def _write(connection: psycopg.Connection, found: list[_Found], *, now_utc: datetime, run_id: str, outcome: BatchOutcome) -> list[_Found]:
+    """Write all, or, where a row's data make that fail, all but the bad ones, which go to ``outcome.bad``."""
+    if not found:
+        return []
+    try:
+        with connection.transaction():
+            _write_rows(connection, found, now_utc=now_utc, run_id=run_id)
+    except (*_ROW_FAULTS, _RowUnchanged):
+        pass
+    else:
+        return found
+    written = []
+    for one in found:
+        try:
+            with connection.transaction():
+                # locked and read again: a record that was committed between the first look and the lock is seen now
+                now_seen = lock_batch(connection, [one.ticket.id], now_utc=now_utc, tenant_id=None)
+                current = _Found(now_seen[0], one.breach, one.payload)
+                _write_rows(connection, [current], now_utc=now_utc, run_id=run_id)
+        except (*_ROW_FAULTS, _RowUnchanged) as error:
+            outcome.bad.append(BadRow(one.ticket.id, one.ticket.number, one.breach.kind, _described(error)))
+        else:
+            written.append(current)
+    return written
+
+
+def _write_rows(connection: psycopg.Connection, found: list[_Found], *, now_utc: datetime, run_id: str) -> None:
+    fresh = [one for one in found if not one.ticket.recorded]
+    marked_ids = [one.ticket.id for one in found]
+    if not fresh:
+        marked_count = connection.execute(_MARK_AGAIN, {"now_utc": now_utc, "marked_ids": marked_ids}).rowcount
+    else:
+        row = connection.execute(
+            _MARK_AND_RECORD,
+            {
+                "now_utc": now_utc,
+                "run_id": run_id,
+                "count": len(fresh),
+                "marked_ids": marked_ids,
+                "ids": [one.ticket.id for one in fresh],
+                "numbers": [one.ticket.number for one in fresh],
+                "kinds": [one.breach.kind.value for one in fresh],
+                "due_ats": [one.breach.due_at for one in fresh],
+                "payloads": [one.payload for one in fresh],
+            },
+        ).fetchone()
+        marked_count, recorded_count = row or (0, 0)
+        if recorded_count != len(fresh):
+            raise RuntimeError(f"{recorded_count} of {len(fresh)} breach records were written; is there a row in support.ticket_sla_relay?")
+    if marked_count != len(found):
+        raise _RowUnchanged
+
+
+def _described(error: Exception) -> str:
+    """Code, class and constraint of a fault; never the driver's text, which may repeat what the row says."""
+    if isinstance(error, psycopg.Error):
+        constraint = f", constraint {error.diag.constraint_name}" if error.diag.constraint_name else ""
+        return f"the database refuses the row: {type(error).__name__} ({error.sqlstate}){constraint}"
+    return "the database kept the row from being updated (a trigger or a rule on support.tickets)"

@@ -1,0 +1,81 @@
+"""Migrations, as a function: bring a database to the revision that this package needs, or take it back.
+
+What belongs here: running Alembic on one connection under a lock. What does not: the scripts (``migrations/``), and the topics of
+Kafka (``kafka/topics.py``).
+"""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import alembic.command
+import alembic.util
+import sqlalchemy
+from alembic.config import Config
+from sqlalchemy import Connection, create_engine, make_url, text
+from sqlalchemy.pool import NullPool
+
+from sla_pipeline.errors import ConfigurationError, DatabaseError, DatabaseUnavailable
+from sla_pipeline.postgres.schema import SCHEMA
+
+__all__ = ["downgrade", "upgrade"]
+
+# names the lock that keeps two migrations apart; the number has no meaning
+_LOCK_KEY = 7_405_514_001
+
+
+def upgrade(owner_url: str, *, with_tickets: bool = False) -> None:
+    """Bring the database to the newest revision; a no-op when it is there.
+
+    ``with_tickets`` creates ``support.tickets`` too, which belongs to the support service: for demo and tests. Without it the table must
+    exist. Raises ``DatabaseError`` (no table, no right, another migration under way), ``DatabaseUnavailable``, ``ConfigurationError``.
+    """
+    with _connected(owner_url) as (config, connection):
+        if with_tickets:
+            alembic.command.upgrade(config, "support_service@head")
+        if connection.scalar(text("select to_regclass('support.tickets')")) is None:
+            raise DatabaseError(
+                f"table support.tickets does not exist in database {connection.engine.url.database!r}: it belongs to the support service; "
+                "check the database, or pass --with-tickets for a demo"
+            )
+        connection.commit()
+        alembic.command.upgrade(config, "sla_monitor@head")
+
+
+def downgrade(owner_url: str, *, with_tickets: bool = False) -> None:
+    """Take our objects back, and ``support.tickets`` too where asked. Raises as ``upgrade`` does."""
+    with _connected(owner_url) as (config, _):
+        alembic.command.downgrade(config, "sla_monitor@base")
+        if with_tickets:
+            alembic.command.downgrade(config, "support_service@base")
+
+
+@contextlib.contextmanager
+def _connected(owner_url: str) -> Iterator[tuple[Config, Connection]]:
+    try:
+        url = make_url(owner_url).set(drivername="postgresql+psycopg")
+    except sqlalchemy.exc.ArgumentError:
+        raise ConfigurationError("SLA_POSTGRES_OWNER_URL is not a URL; write postgresql://USER:PASSWORD@HOST:PORT/DATABASE") from None
+    engine = create_engine(url, poolclass=NullPool, connect_args={"connect_timeout": 5, "application_name": "ticket-sla-monitor-migrate"})
+    config = Config()
+    config.set_main_option("script_location", str(Path(__file__).parent / "migrations").replace("%", "%%"))
+    place = url.set(drivername="postgresql").render_as_string(hide_password=True)
+    try:
+        # a session of its own, idle between statements: waiting inside one would hold a snapshot, on which a concurrent index build waits
+        with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as guard:
+            if not guard.scalar(text("select pg_try_advisory_lock(:key)"), {"key": _LOCK_KEY}):
+                raise DatabaseError(f"another migration of {place} is under way; try again when it has ended")
+            guard.execute(text(f"create schema if not exists {SCHEMA}"))
+            with engine.connect() as connection:
+                config.attributes["connection"] = connection
+                yield config, connection
+    except sqlalchemy.exc.OperationalError as error:
+        raise DatabaseUnavailable(f"cannot migrate {place}: {_first_line(error)}; check SLA_POSTGRES_OWNER_URL and the server") from error
+    except sqlalchemy.exc.DBAPIError as error:
+        raise DatabaseError(f"cannot migrate {place}: {_first_line(error)}; migrate as the owner of schema {SCHEMA}") from error
+    except alembic.util.CommandError as error:
+        raise DatabaseError(f"cannot migrate {place}: {error}; the database was migrated by another version of sla-pipeline") from error
+
+
+def _first_line(error: sqlalchemy.exc.DBAPIError) -> str:
+    return (str(error.orig).strip().splitlines() or [type(error.orig).__name__])[0]

@@ -1,0 +1,92 @@
+"""The relay's side of Postgres: its lock, its position, the breach records that wait (``kafka/relay.py`` says why in which order).
+
+What belongs here: statements on ``ticket_sla_relay`` and reading of ``ticket_sla_breaches``, on a session of their own. What does
+not: writing of records (``marking.py``).
+"""
+
+from types import TracebackType
+
+from psycopg.rows import args_row
+
+from sla_pipeline.cycle import BreachRecord
+from sla_pipeline.postgres.session import PostgresSettings, translated_errors
+
+__all__ = ["PostgresOutbox"]
+
+# the number is the lock's name, hashed once: hashtextextended('Pin:lock:relay:support-ticket-sla-monitor', 0)
+_LOCK_NAME = "Pin:lock:relay:support-ticket-sla-monitor"
+# longer than a whole takeover may take (20 s), so that only a publisher that froze loses its session, and with it the lock
+_IDLE_SESSION_TIMEOUT_MS = 25_000
+
+_TRY_LOCK = "select pg_try_advisory_lock(hashtextextended(%s, 0))"
+_UNLOCK = "select pg_advisory_unlock(hashtextextended(%s, 0))"
+# an advisory lock of one bigint shows as two halves, objsubid 1
+_HOLDS_LOCK = """
+select exists (
+    select from pg_locks
+    where locktype = 'advisory' and pid = pg_backend_pid() and granted and objsubid = 1
+        and (classid::bigint << 32) | objid::bigint = hashtextextended(%s, 0)
+)
+"""
+_NEXT_SEQ = "select next_seq from support.ticket_sla_relay where id = 1"
+_PUBLISHED_SEQ = "select published_seq from support.ticket_sla_relay where id = 1"
+# Index: the primary key, in its order.
+_RECORDS = """
+select seq, ticket_id, correlation_id, payload from support.ticket_sla_breaches where seq >= %(seq)s order by seq limit %(limit)s
+"""
+_ADVANCE = """
+update support.ticket_sla_relay set published_seq = %(seq)s, published_at = clock_timestamp() where id = 1 and published_seq < %(seq)s
+"""
+
+
+class PostgresOutbox:
+    """The outbox as the relay needs it, over one direct session. Raises ``DatabaseUnavailable`` or ``DatabaseError``."""
+
+    def __init__(self, settings: PostgresSettings) -> None:
+        self._settings = settings
+        self._connection = settings.connect(purpose="relay", idle_session_timeout_ms=_IDLE_SESSION_TIMEOUT_MS)
+
+    def __enter__(self) -> "PostgresOutbox":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the session, and with it the lock."""
+        self._connection.close()
+
+    def try_lock(self) -> bool:
+        """Take the relay's lock if it is free; held until ``unlock`` or the end of the session."""
+        return bool(self._scalar(_TRY_LOCK, (_LOCK_NAME,)))
+
+    def holds_lock(self) -> bool:
+        """Whether this session still holds the lock, as the server knows it."""
+        return bool(self._scalar(_HOLDS_LOCK, (_LOCK_NAME,)))
+
+    def unlock(self) -> None:
+        """Give the lock back."""
+        self._scalar(_UNLOCK, (_LOCK_NAME,))
+
+    def next_seq(self) -> int:
+        """The last sequence that was handed out; 0 when there is no record yet."""
+        return int(str(self._scalar(_NEXT_SEQ)))
+
+    def published_seq(self) -> int:
+        """The last sequence that Postgres knows to be published; it may lag behind the progress topic, never lead."""
+        return int(str(self._scalar(_PUBLISHED_SEQ)))
+
+    def records_from(self, seq: int, limit: int) -> list[BreachRecord]:
+        """At most ``limit`` records from ``seq`` on, in the order of ``seq``."""
+        with translated_errors(self._settings), self._connection.cursor(row_factory=args_row(BreachRecord)) as cursor:
+            return cursor.execute(_RECORDS, {"seq": seq, "limit": limit}).fetchall()
+
+    def advance(self, seq: int) -> None:
+        """Note that all up to ``seq`` is published; never goes back."""
+        with translated_errors(self._settings):
+            self._connection.execute(_ADVANCE, {"seq": seq})
+
+    def _scalar(self, statement: str, values: tuple[object, ...] = ()) -> object:
+        with translated_errors(self._settings):
+            row = self._connection.execute(statement, values).fetchone()
+        return None if row is None else row[0]

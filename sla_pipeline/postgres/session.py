@@ -1,0 +1,186 @@
+"""Sessions: how the job connects, how long it waits, how the driver's errors become ours.
+
+What belongs here: connecting, time-outs, type loaders, translation of errors. What does not: any statement on a table.
+
+Every session is a direct one: advisory locks and session settings do not survive a PgBouncer in transaction mode, so
+``SLA_POSTGRES_URL`` must name the server itself (or a pooler in session mode).
+"""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+from psycopg.types.datetime import TimestamptzLoader
+from psycopg.types.string import TextLoader
+
+from sla_pipeline.errors import ConfigurationError, DatabaseError, DatabaseUnavailable
+
+__all__ = [
+    "DISTANT_FUTURE",
+    "DISTANT_PAST",
+    "POSTGRES_URL",
+    "PostgresSettings",
+    "TolerantTimestamptzLoader",
+    "single_runner_from_environment",
+    "translated_errors",
+]
+
+POSTGRES_URL = "SLA_POSTGRES_URL"
+_SINGLE_RUNNER = "SLA_SINGLE_RUNNER"
+# a server that does not answer in this time is treated as away; a cycle has a minute
+_CONNECT_TIMEOUT_SECONDS = 5
+# the slowest statement is the claim under a backlog of millions (about a second); a cycle must end well inside its minute
+_STATEMENT_TIMEOUT_MS = 15_000
+# rows are taken with SKIP LOCKED; only the outbox's sequence is ever waited for, and a batch holds it for milliseconds
+_LOCK_TIMEOUT_MS = 5_000
+# a worker that froze inside a batch gives its rows back
+_IDLE_IN_TRANSACTION_TIMEOUT_MS = 15_000
+# dead peers are noticed in this time instead of the kernel's two hours
+_TCP_USER_TIMEOUT_MS = 15_000
+
+# what stands for a time that Python's datetime cannot hold (infinity, years before 1 and after 9999): it compares as the original would
+DISTANT_PAST = datetime.min.replace(tzinfo=UTC)
+DISTANT_FUTURE = datetime.max.replace(tzinfo=UTC)
+
+
+class TolerantTimestamptzLoader(TimestamptzLoader):
+    """Loads every timestamp that Postgres can hold. Ten times slower than the driver's own, so for the rows that need it only."""
+
+    def load(self, data: psycopg.abc.Buffer) -> datetime:
+        """Load one; what Python cannot hold becomes ``DISTANT_PAST`` or ``DISTANT_FUTURE``."""
+        try:
+            return super().load(data)
+        except (psycopg.DataError, OverflowError):
+            written = bytes(data)
+            return DISTANT_PAST if written.startswith(b"-") or written.endswith(b"BC") else DISTANT_FUTURE
+
+
+@dataclass(frozen=True)
+class PostgresSettings:
+    """Where the tickets are. Raises ``ConfigurationError`` for a malformed URL."""
+
+    url: str = field(repr=False)
+
+    def __post_init__(self) -> None:
+        if not self.url.startswith(("postgresql://", "postgres://")):
+            raise ConfigurationError(f"{POSTGRES_URL} is not a URL of Postgres; write postgresql://USER:PASSWORD@HOST:PORT/DATABASE")
+        try:
+            conninfo_to_dict(self.url)
+        except psycopg.ProgrammingError:
+            # the driver's own text may repeat the password
+            raise ConfigurationError(
+                f"{POSTGRES_URL} cannot be parsed; write postgresql://USER:PASSWORD@HOST:PORT/DATABASE, special characters percent-encoded"
+            ) from None
+
+    @classmethod
+    def from_environment(cls) -> "PostgresSettings":
+        """Read ``SLA_POSTGRES_URL``. Raises ``ConfigurationError`` when it is missing or malformed."""
+        url = os.environ.get(POSTGRES_URL)
+        if not url:
+            raise ConfigurationError(
+                f"{POSTGRES_URL} is not set; set it to postgresql://USER:PASSWORD@HOST:PORT/DATABASE, the worker's login"
+            )
+        return cls(url)
+
+    @property
+    def place(self) -> str:
+        """Server, database and user, for messages: never the password."""
+        parts = conninfo_to_dict(self.url)
+        return (
+            f"database {parts.get('dbname', '(default)')!r} at {parts.get('host', 'localhost')}:{parts.get('port', 5432)}"
+            f" as user {parts.get('user', '(default)')!r}"
+        )
+
+    def connect(self, *, purpose: str, idle_session_timeout_ms: int = 0) -> psycopg.Connection:
+        """Open a session in autocommit mode, its time zone UTC, with time-outs on all it can wait for.
+
+        ``idle_session_timeout_ms``: the server ends the session, and with it its locks, when it is silent for that long; 0 for never.
+        Raises ``DatabaseUnavailable`` (no answer) or ``DatabaseError`` (refused: login, database, rights).
+        """
+        given = conninfo_to_dict(self.url)
+        options = " ".join(
+            f"-c {name}={value}"
+            for name, value in {
+                "timezone": "UTC",
+                "statement_timeout": _STATEMENT_TIMEOUT_MS,
+                "lock_timeout": _LOCK_TIMEOUT_MS,
+                "idle_in_transaction_session_timeout": _IDLE_IN_TRANSACTION_TIMEOUT_MS,
+                "idle_session_timeout": idle_session_timeout_ms,
+            }.items()
+        )
+        with translated_errors(self):
+            connection = psycopg.connect(
+                self.url,
+                autocommit=True,
+                # statements are planned with their values: a generic plan of the claim is hundreds of times slower
+                prepare_threshold=None,
+                connect_timeout=_CONNECT_TIMEOUT_SECONDS,
+                application_name=f"ticket-sla-monitor {purpose}",
+                options=f"{given.get('options') or ''} {options}".strip(),
+                keepalives_idle=5,
+                keepalives_interval=2,
+                keepalives_count=3,
+                tcp_user_timeout=_TCP_USER_TIMEOUT_MS,
+            )
+        # an id is only ever passed on, as text
+        connection.adapters.register_loader("uuid", TextLoader)
+        return connection
+
+
+def single_runner_from_environment() -> bool:
+    """Whether ``SLA_SINGLE_RUNNER`` asks for the single-runner mode of SPEC 2.2; off by default. Raises ``ConfigurationError``."""
+    given = os.environ.get(_SINGLE_RUNNER, "0")
+    if given not in ("0", "1"):
+        raise ConfigurationError(f"{_SINGLE_RUNNER} is {given!r}; set it to 1 for one runner at a time, or to 0")
+    return given == "1"
+
+
+@contextlib.contextmanager
+def translated_errors(settings: PostgresSettings) -> Iterator[None]:
+    """Turn the driver's errors into ours; what it does not know goes through as it is."""
+    try:
+        yield
+    except psycopg.Error as error:
+        ours = translate(error, settings)
+        if ours is None:
+            raise
+        raise ours from error
+
+
+def translate(error: psycopg.Error, settings: PostgresSettings) -> DatabaseError | DatabaseUnavailable | None:
+    """Our error for one of the driver's: permanent faults are ``DatabaseError``, a server that is away is ``DatabaseUnavailable``.
+
+    None for what is neither: a fault of data or of a single statement.
+    """
+    said = error.diag.message_primary or (str(error).strip().splitlines() or [""])[0]
+    where = settings.place
+    match error:
+        case psycopg.errors.UndefinedTable() | psycopg.errors.InvalidSchemaName() | psycopg.errors.UndefinedColumn():
+            return DatabaseError(
+                f"{said} in {where}; check that {POSTGRES_URL} names the support service's database and run `sla-pipeline migrate`"
+            )
+        case psycopg.errors.InsufficientPrivilege():
+            return DatabaseError(f"{said} in {where}; grant the login membership of role sla_worker (`grant sla_worker to LOGIN`)")
+        case psycopg.errors.QueryCanceled() | psycopg.errors.LockNotAvailable() | psycopg.errors.DeadlockDetected():
+            return None
+        case psycopg.OperationalError() | psycopg.InterfaceError():
+            return _connection_error(said, where, settings)
+        case _:
+            return None
+
+
+# how libpq tells, before there is an SQLSTATE, that the server answered and refused
+_REFUSALS = ("password authentication failed", "no password supplied", "does not exist", "no pg_hba.conf entry", "permission denied")
+
+
+def _connection_error(said: str, where: str, settings: PostgresSettings) -> DatabaseError | DatabaseUnavailable:
+    password = conninfo_to_dict(settings.url).get("password")
+    if password:
+        said = said.replace(str(password), "***")
+    if any(refusal in said for refusal in _REFUSALS):
+        return DatabaseError(f"cannot log in to {where}: {said}; check user, password and database in {POSTGRES_URL}")
+    return DatabaseUnavailable(f"no connection to {where}: {said}; check the server, the network and {POSTGRES_URL}")

@@ -1,0 +1,174 @@
+"""Fixtures that give every test a clean database and topics of its own on real servers.
+
+What belongs here: fixtures that more than one folder uses. What does not: how the servers are started and shared (``shared_servers.py``).
+One migrated template database per test process, one copy of it per test. Nothing is started until a test asks for it, so the unit tests
+need no server. SLA_TEST_POSTGRES_URL (a superuser's) and SLA_TEST_KAFKA_BOOTSTRAP_SERVERS name running servers to use instead.
+"""
+
+import contextlib
+import itertools
+import os
+import secrets
+import uuid
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+from urllib.parse import urlsplit
+
+import psycopg
+import pytest
+from psycopg import conninfo, sql
+from pytest_postgresql.janitor import DatabaseJanitor
+
+from sla_pipeline.embedded import EmbeddedKafka, EmbeddedPostgres, embedded_kafka, embedded_postgres
+from sla_pipeline_tests.shared_servers import AskedServers, OwnServers, Servers, ServersDesk, server_folder
+
+if TYPE_CHECKING:
+    from sla_pipeline.kafka.settings import KafkaSettings
+
+_SERVERS: pytest.StashKey[Servers] = pytest.StashKey()
+_DESK: pytest.StashKey[ServersDesk] = pytest.StashKey()
+
+# names this process among all that use the same servers
+_PROCESS = f"{os.environ.get('PYTEST_XDIST_WORKER', 'main')}_{uuid.uuid4().hex[:8]}"
+_numbers = itertools.count(1)
+# migrations make roles, which all databases of a server share; this number, ours alone, lets one process migrate at a time
+_MIGRATION_LOCK = 7_305_183_124
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if worker_input := getattr(config, "workerinput", None):
+        config.stash[_SERVERS] = AskedServers(worker_input["servers_address"], worker_input["servers_key"])
+    else:
+        config.stash[_SERVERS] = OwnServers()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Called by pytest-xdist in the controller for each worker."""
+    stash = node.config.stash
+    if _DESK not in stash:
+        stash[_DESK] = ServersDesk(stash[_SERVERS])
+    node.workerinput |= {"servers_address": stash[_DESK].address, "servers_key": stash[_DESK].key}
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if desk := config.stash.get(_DESK, None):
+        desk.close()
+    if isinstance(servers := config.stash.get(_SERVERS, None), OwnServers):
+        servers.close()
+
+
+@pytest.fixture(scope="session")
+def postgres_server_url(request: pytest.FixtureRequest) -> str:
+    """Superuser's URL of the shared server's maintenance database."""
+    return request.config.stash[_SERVERS].postgres_url()
+
+
+@pytest.fixture(scope="session")
+def kafka_bootstrap(request: pytest.FixtureRequest) -> str:
+    """Address of the shared broker."""
+    return request.config.stash[_SERVERS].kafka_bootstrap_servers()
+
+
+@pytest.fixture(scope="session")
+def migrated_template(postgres_server_url: str) -> Iterator[str]:
+    """Name of a template database with the whole schema, the demo's tickets table included."""
+    from sla_pipeline.postgres.migrate import upgrade  # noqa: PLC0415 - unit tests must not pay for it
+
+    with _database(postgres_server_url, f"template_{_PROCESS}", as_template=True) as url:
+        with psycopg.connect(postgres_server_url, autocommit=True) as connection:
+            connection.execute("select pg_advisory_lock(%s)", (_MIGRATION_LOCK,))
+            upgrade(url, with_tickets=True)
+        yield _name_of(url)
+
+
+@pytest.fixture
+def owner_url(postgres_server_url: str, migrated_template: str) -> Iterator[str]:
+    """A clean migrated database, as superuser. It is dropped after the test, whoever is still connected."""
+    with _database(postgres_server_url, f"test_{_PROCESS}_{next(_numbers)}", template_dbname=migrated_template) as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def worker_login(postgres_server_url: str, migrated_template: str) -> Iterator[tuple[str, str]]:
+    """Name and password of a login with the rights of the worker, and no others."""
+    name, password = f"worker_{_PROCESS}", secrets.token_urlsafe(16)
+    role = sql.Identifier(name)
+    with psycopg.connect(postgres_server_url, autocommit=True) as connection:
+        connection.execute(sql.SQL("create role {} login password {} in role sla_worker").format(role, sql.Literal(password)))
+    yield name, password
+    with psycopg.connect(postgres_server_url, autocommit=True) as connection:
+        connection.execute(sql.SQL("drop role {}").format(role))
+
+
+@pytest.fixture
+def worker_url(owner_url: str, worker_login: tuple[str, str]) -> str:
+    """The database of ``owner_url``, as a login that is a member of ``sla_worker`` and of nothing else."""
+    server = urlsplit(owner_url)
+    return server._replace(netloc=f"{':'.join(worker_login)}@{server.netloc.rpartition('@')[2]}").geturl()
+
+
+@pytest.fixture
+def kafka_settings(kafka_bootstrap: str) -> "KafkaSettings":
+    """Settings with topics of their own, which exist; the progress topic holds its first record."""
+    from sla_pipeline.kafka.settings import KafkaSettings  # noqa: PLC0415 - unit tests must not pay for them
+    from sla_pipeline.kafka.topics import create_topics  # noqa: PLC0415
+
+    settings = KafkaSettings(bootstrap_servers=kafka_bootstrap, topic=f"test-{_PROCESS}-{next(_numbers)}.breached.v1".replace("_", "-"))
+    create_topics(settings)
+    return settings
+
+
+class BrokerFactory(Protocol):
+    """Starts one more broker of the test's own; ``properties`` go on top of the usual ones."""
+
+    def __call__(self, properties: Mapping[str, object] | None = None) -> EmbeddedKafka: ...
+
+
+class PostgresFactory(Protocol):
+    """Starts one more server of the test's own, without databases. ``durable=False`` still survives ``kill``."""
+
+    def __call__(self, *, durable: bool = False) -> EmbeddedPostgres: ...
+
+
+@pytest.fixture
+def own_broker() -> Iterator[BrokerFactory]:
+    """For tests that stop, kill or freeze brokers: each call starts one, the end of the test ends them."""
+    with contextlib.ExitStack() as up:
+
+        def start(properties: Mapping[str, object] | None = None) -> EmbeddedKafka:
+            return up.enter_context(embedded_kafka(up.enter_context(server_folder()), properties=properties))
+
+        yield start
+
+
+@pytest.fixture
+def own_postgres() -> Iterator[PostgresFactory]:
+    """For tests that stop, kill or freeze servers: each call starts one, the end of the test ends them."""
+    with contextlib.ExitStack() as up:
+
+        def start(*, durable: bool = False) -> EmbeddedPostgres:
+            return up.enter_context(embedded_postgres(up.enter_context(server_folder()), durable=durable))
+
+        yield start
+
+
+@contextlib.contextmanager
+def _database(server_url: str, name: str, **options: Any) -> Iterator[str]:
+    """Makes the database ``name``, yields its URL, drops it. ``options`` are the janitor's."""
+    parameters = conninfo.conninfo_to_dict(server_url)
+    janitor = DatabaseJanitor(
+        host=str(parameters["host"]),
+        port=int(parameters.get("port") or "5432"),
+        user=str(parameters["user"]),
+        password=str(parameters.get("password", "")),
+        maintenance_dbname=str(parameters["dbname"]),
+        dbname=name,
+        **options,
+    )
+    with janitor:
+        yield urlsplit(server_url)._replace(path=f"/{name}").geturl()
+
+
+def _name_of(url: str) -> str:
+    return urlsplit(url).path.removeprefix("/")

@@ -1,0 +1,102 @@
+"""Breach records as the marking leaves them, and the proof that each was published once, in order.
+
+What belongs here: what several tests of the relay need to set a scene and to judge it. What does not: fixtures (``conftest.py``).
+"""
+
+import uuid
+from datetime import UTC, datetime, timedelta
+
+import psycopg
+
+from sla_pipeline.breach import Breach, BreachKind
+from sla_pipeline.event import TicketSlaBreachedKafkaEvent
+from sla_pipeline.kafka.events import ReceivedEvent, read_events
+from sla_pipeline.kafka.settings import KafkaSettings
+
+_NOW = datetime(2026, 11, 29, 12, tzinfo=UTC)
+
+
+class BreachRecords:
+    """The outbox of one database. ``url`` is a superuser's."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    def add(self, count: int, *, run_id: str = "run-that-marked", padding: str = "") -> list[int]:
+        """Writes ``count`` records as one batch of the marking does; returns their sequences. ``padding`` makes each payload larger."""
+        with psycopg.connect(self._url) as connection:
+            row = connection.execute(
+                "update support.ticket_sla_relay set next_seq = next_seq + %s where id = 1 returning next_seq", (count,)
+            ).fetchone()
+            assert row is not None
+            sequences = list(range(row[0] - count + 1, row[0] + 1))
+            with connection.cursor() as cursor:
+                cursor.executemany(
+                    "insert into support.ticket_sla_breaches (seq, ticket_id, number, kind, due_at, breached_at, correlation_id, payload)"
+                    " values (%s, %s, %s, 'Resolution', %s, %s, %s, %s)",
+                    [self._row(seq, run_id, padding) for seq in sequences],
+                )
+        return sequences
+
+    @staticmethod
+    def _row(seq: int, run_id: str, padding: str) -> tuple[object, ...]:
+        ticket_id, due_at = str(uuid.uuid4()), _NOW - timedelta(seconds=seq)
+        event = TicketSlaBreachedKafkaEvent.of(
+            Breach(BreachKind.RESOLUTION, due_at),
+            ticket_id=ticket_id,
+            number=f"TCK-{seq}",
+            tenant_id=str(uuid.uuid4()),
+            queue_id=str(uuid.uuid4()),
+            requester_user_id=str(uuid.uuid4()),
+            assignee_user_id=None,
+            priority="High",
+            now_utc=_NOW,
+        )
+        return seq, ticket_id, f"TCK-{seq}", due_at, _NOW, run_id, event.to_json() + padding
+
+    def positions(self) -> tuple[int, int]:
+        """``published_seq`` and ``next_seq``."""
+        row = self.query("select published_seq, next_seq from support.ticket_sla_relay where id = 1")[0]
+        return row[0], row[1]
+
+    def rewind(self, seq: int) -> None:
+        """Puts the database back to when record ``seq`` was the last one and was published, as a restored backup does."""
+        self.query("delete from support.ticket_sla_breaches where seq > %s returning seq", seq)
+        self.query("update support.ticket_sla_relay set next_seq = %s, published_seq = least(published_seq, %s) where id = 1 returning id", seq, seq)
+
+    def end_session_of(self, pid: int) -> None:
+        """Cuts a session off, as the server does with a client that went silent."""
+        self.query("select pg_terminate_backend(%s)", pid)
+
+    def relay_sessions(self) -> list[int]:
+        """The process ids of the relay's sessions on this database."""
+        rows = self.query(
+            "select pid from pg_stat_activity where datname = current_database() and application_name = 'ticket-sla-monitor relay'"
+        )
+        return [row[0] for row in rows]
+
+    def query(self, statement: str, *values: object) -> list[tuple[int, ...]]:
+        """Runs one statement and returns its rows."""
+        with psycopg.connect(self._url, autocommit=True) as connection:
+            return connection.execute(statement.encode(), values).fetchall()
+
+    def expected(self) -> list[tuple[int, str, str]]:
+        """What must be on the topic: sequence, ticket, payload."""
+        with psycopg.connect(self._url) as connection:
+            rows = connection.execute("select seq, ticket_id::text, payload from support.ticket_sla_breaches order by seq").fetchall()
+        return [(seq, ticket_id, payload) for seq, ticket_id, payload in rows]
+
+    def assert_each_published_once_in_order(self, settings: KafkaSettings) -> list[ReceivedEvent]:
+        """Compares the topic, as a consumer sees it, with the records; returns the events in the order of their sequence."""
+        events = list(read_events(settings))
+        for partition in {event.partition for event in events}:
+            sequences = [sequence_of(event) for event in events if event.partition == partition]
+            assert sequences == sorted(sequences)
+        events.sort(key=sequence_of)
+        assert [(sequence_of(event), event.key.decode(), event.value.decode()) for event in events] == self.expected()
+        return events
+
+
+def sequence_of(event: ReceivedEvent) -> int:
+    """The event's place in the outbox."""
+    return int(event.headers["outbox-seq"])

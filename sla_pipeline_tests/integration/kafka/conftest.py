@@ -1,0 +1,50 @@
+"""Fixtures of the relay's tests: an outbox with real records, relays that are closed at the end."""
+
+import contextlib
+from collections.abc import Callable
+
+import pytest
+
+from sla_pipeline.cycle import OnStep, PublishTotals, no_step
+from sla_pipeline.kafka.outbox import Outbox
+from sla_pipeline.kafka.relay import TRANSACTION_LIMIT, Relay
+from sla_pipeline.kafka.settings import KafkaSettings
+from sla_pipeline.postgres.outbox import PostgresOutbox
+from sla_pipeline.postgres.session import PostgresSettings
+from sla_pipeline_tests.integration.kafka.breach_records import BreachRecords
+
+OutboxFactory = Callable[[], contextlib.AbstractContextManager[Outbox]]
+Publish = Callable[..., PublishTotals]
+
+
+@pytest.fixture
+def records(owner_url: str) -> BreachRecords:
+    """The outbox's rows."""
+    return BreachRecords(owner_url)
+
+
+@pytest.fixture
+def outbox_factory(worker_url: str) -> OutboxFactory:
+    """Opens the outbox, each time over a session of its own."""
+    return lambda: PostgresOutbox(PostgresSettings(worker_url))
+
+
+@pytest.fixture
+def publish(outbox_factory: OutboxFactory) -> Publish:
+    """Publishes as one cycle does: a new outbox, a new relay, both closed at its end."""
+
+    def publish_once(
+        settings: KafkaSettings,
+        *,
+        run_id: str = "run-that-published",
+        on_step: OnStep = no_step,
+        transaction_limit: int = TRANSACTION_LIMIT,
+        publish_seconds: float = 20.0,
+    ) -> PublishTotals:
+        with (
+            outbox_factory() as outbox,
+            Relay(settings, on_step=on_step, transaction_limit=transaction_limit, publish_seconds=publish_seconds) as relay,
+        ):
+            return relay.publish(outbox, run_id=run_id)
+
+    return publish_once

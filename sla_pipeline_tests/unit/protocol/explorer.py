@@ -1,0 +1,58 @@
+"""Breadth-first search through every state that a model can reach.
+
+What belongs here: the search, for any model. What does not: a word about tickets, Kafka or Postgres (``model.py``).
+"""
+
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+State = TypeVar("State", bound=Hashable)
+
+
+@dataclass(frozen=True)
+class Result(Generic[State]):
+    """What a search came to. Without a violation the whole space was seen; with one, the search ended at the first."""
+
+    state_count: int
+    violated: str | None
+    history: tuple[str, ...]
+    """The labels of a shortest path from an initial state to the violation: no shorter one exists, since the search is breadth-first."""
+    final: State | None
+    """The state that violates."""
+
+
+def explore(
+    initial: Iterable[State],
+    successors: Callable[[State], Iterable[tuple[str, State]]],
+    invariants: Mapping[str, Callable[[State], bool]],
+) -> Result[State]:
+    """Visit all states reachable from ``initial``; stop at the first that breaks one of ``invariants`` (which are true of a good state)."""
+    came_from: dict[State, tuple[State, str] | None] = {}
+    queue: deque[State] = deque()
+
+    def visit(state: State, origin: tuple[State, str] | None) -> str | None:
+        if state in came_from:
+            return None
+        came_from[state] = origin
+        queue.append(state)
+        return next((name for name, holds in invariants.items() if not holds(state)), None)
+
+    def found(violated: str, state: State) -> Result[State]:
+        labels = []
+        step = came_from[state]
+        while step is not None:
+            labels.append(step[1])
+            step = came_from[step[0]]
+        return Result(len(came_from), violated, tuple(reversed(labels)), state)
+
+    for state in initial:
+        if violated := visit(state, None):
+            return found(violated, state)
+    while queue:
+        state = queue.popleft()
+        for label, successor in successors(state):
+            if violated := visit(successor, (state, label)):
+                return found(violated, successor)
+    return Result(len(came_from), None, (), None)
