@@ -19,10 +19,12 @@ from jgo.maven import MavenContext
 
 from sla_pipeline.embedded.supervision import ServiceError
 
-__all__ = ["CACHE_VARIABLE", "KAFKA_VERSION", "Jar", "cache_folder", "fetch_jars", "locked_jars"]
+__all__ = ["CACHE_VARIABLE", "KAFKA_VERSION", "REPOSITORY_VARIABLE", "Jar", "cache_folder", "fetch_jars", "locked_jars"]
 
 KAFKA_VERSION = "4.3.1"
 CACHE_VARIABLE = "SLA_EMBEDDED_CACHE"
+# URL of a Maven repository to use instead of Maven Central: a company's mirror
+REPOSITORY_VARIABLE = "SLA_EMBEDDED_MAVEN_REPOSITORY"
 
 _logger = logging.getLogger(__name__)
 
@@ -88,11 +90,12 @@ def _is_whole(path: Path, jar: Jar) -> bool:
 
 
 def _fetch(jar: Jar, folder: Path) -> None:
+    mirror = os.environ.get(REPOSITORY_VARIABLE)
     with tempfile.TemporaryDirectory(dir=folder) as part:
+        # a local repository of its own: what lies in ~/.m2 is neither trusted nor touched
+        maven = MavenContext(repo_cache=Path(part), remote_repos={"mirror": mirror} if mirror else None)
         try:
-            # a repository of its own: what lies in ~/.m2 is neither trusted nor touched
-            component = MavenContext(repo_cache=Path(part)).project(jar.group, jar.artifact).at_version(jar.version)
-            fetched = Path(component.artifact().resolve())
+            fetched = Path(maven.project(jar.group, jar.artifact).at_version(jar.version).artifact().resolve())
         except Exception as error:  # jgo lets every error of its HTTP client through
             raise ServiceError(
                 f"{jar} cannot be fetched ({type(error).__name__}); the first run needs the network, later ones do not"

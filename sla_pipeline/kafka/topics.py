@@ -3,6 +3,7 @@
 What belongs here: existence, partitions, settings, the first progress record. What does not: any other record on them.
 """
 
+import time
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -22,6 +23,15 @@ __all__ = ["EventTopic", "TopicChecker", "check_topics", "create_topics", "end_o
 # the time for a check or a creation as a whole; a healthy broker needs milliseconds
 _ATTEMPT_SECONDS = 20.0
 _CALL_SECONDS = 8.0
+_SETTLING_POLL_SECONDS = 0.05
+# what a broker answers about a topic that it is just being told of
+_NOT_YET_KNOWN = (
+    ClientError.UNKNOWN_TOPIC_OR_PART,
+    ClientError.LEADER_NOT_AVAILABLE,
+    ClientError.NOT_LEADER_FOR_PARTITION,
+    ClientError.UNKNOWN_LEADER_EPOCH,
+    ClientError._NOENT,
+)
 # with three replicas, two must have an event before it counts: one broker may die without a loss or a stop
 _REPLICAS_FOR_TWO_IN_SYNC = 3
 # a broker that allows less than this could not even take one event with its headers
@@ -131,6 +141,7 @@ def create_topics(settings: KafkaSettings, *, partitions: int = 3, replication_f
         timeout = deadline.timeout_seconds(_CALL_SECONDS)
         for future in (admin.create_topics(missing, operation_timeout=timeout, request_timeout=timeout) if missing else {}).values():
             _await_creation(future)
+        _await_leaders(settings, admin, deadline)
     check_topics(settings)
     _write_first_record(settings, admin, reports, deadline)
 
@@ -142,6 +153,19 @@ def _await_creation(future: "Future[None]") -> None:
         # somebody else made it a moment ago, which is as good
         if error.args[0].code() != ClientError.TOPIC_ALREADY_EXISTS:
             raise
+
+
+def _await_leaders(settings: KafkaSettings, admin: AdminClient, deadline: Deadline) -> None:
+    """Waits until both topics can be used: the brokers learn of a new topic, and who leads it, some milliseconds after it was made."""
+    for topic in (settings.topic, settings.progress_topic):
+        while True:
+            try:
+                _end_offsets(admin, topic, deadline)
+                break
+            except KafkaException as error:
+                if error.args[0].code() not in _NOT_YET_KNOWN or not deadline.remaining_seconds():
+                    raise
+                time.sleep(_SETTLING_POLL_SECONDS)
 
 
 def _write_first_record(settings: KafkaSettings, admin: AdminClient, reports: ClientReports, deadline: Deadline) -> None:
@@ -168,12 +192,16 @@ def _write_first_record(settings: KafkaSettings, admin: AdminClient, reports: Cl
 def end_offsets(settings: KafkaSettings, admin: AdminClient, reports: ClientReports, topic: str, deadline: Deadline) -> dict[int, int]:
     """The end of every partition, open transactions included: what a read_committed client is told may be less than what is there."""
     with translated(settings, "looking up the end of the topic", reports, poll=admin.poll, topic=topic):
-        found = admin.list_topics(topic, timeout=deadline.timeout_seconds(_CALL_SECONDS)).topics[topic]
-        if found.error:
-            raise KafkaException(found.error)
-        latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
-        asked = {TopicPartition(topic, partition): latest for partition in found.partitions}
-        answers = admin.list_offsets(
-            asked, isolation_level=IsolationLevel.READ_UNCOMMITTED, request_timeout=deadline.timeout_seconds(_CALL_SECONDS)
-        )
-        return {partition.partition: future.result().offset for partition, future in answers.items()}
+        return _end_offsets(admin, topic, deadline)
+
+
+def _end_offsets(admin: AdminClient, topic: str, deadline: Deadline) -> dict[int, int]:
+    found = admin.list_topics(topic, timeout=deadline.timeout_seconds(_CALL_SECONDS)).topics[topic]
+    if found.error:
+        raise KafkaException(found.error)
+    latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+    asked = {TopicPartition(topic, partition): latest for partition in found.partitions}
+    answers = admin.list_offsets(
+        asked, isolation_level=IsolationLevel.READ_UNCOMMITTED, request_timeout=deadline.timeout_seconds(_CALL_SECONDS)
+    )
+    return {partition.partition: future.result().offset for partition, future in answers.items()}

@@ -5,6 +5,7 @@ Kafka (``kafka/topics.py``).
 """
 
 import contextlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,10 +19,22 @@ from sqlalchemy.pool import NullPool
 from sla_pipeline.errors import ConfigurationError, DatabaseError, DatabaseUnavailable
 from sla_pipeline.postgres.schema import SCHEMA
 
-__all__ = ["downgrade", "upgrade"]
+__all__ = ["downgrade", "owner_url_from_environment", "upgrade"]
+
+_OWNER_URL = "SLA_POSTGRES_OWNER_URL"
 
 # names the lock that keeps two migrations apart; the number has no meaning
 _LOCK_KEY = 7_405_514_001
+
+
+def owner_url_from_environment() -> str:
+    """The owner's URL. Raises ``ConfigurationError`` when it is missing."""
+    url = os.environ.get(_OWNER_URL)
+    if not url:
+        raise ConfigurationError(
+            f"{_OWNER_URL} is not set; set it to postgresql://USER:PASSWORD@HOST:PORT/DATABASE of schema support's owner"
+        )
+    return url
 
 
 def upgrade(owner_url: str, *, with_tickets: bool = False) -> None:
@@ -55,7 +68,7 @@ def _connected(owner_url: str) -> Iterator[tuple[Config, Connection]]:
     try:
         url = make_url(owner_url).set(drivername="postgresql+psycopg")
     except sqlalchemy.exc.ArgumentError:
-        raise ConfigurationError("SLA_POSTGRES_OWNER_URL is not a URL; write postgresql://USER:PASSWORD@HOST:PORT/DATABASE") from None
+        raise ConfigurationError(f"{_OWNER_URL} is not a URL; write postgresql://USER:PASSWORD@HOST:PORT/DATABASE") from None
     engine = create_engine(url, poolclass=NullPool, connect_args={"connect_timeout": 5, "application_name": "ticket-sla-monitor-migrate"})
     config = Config()
     config.set_main_option("script_location", str(Path(__file__).parent / "migrations").replace("%", "%%"))

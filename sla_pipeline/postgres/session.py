@@ -95,6 +95,12 @@ class PostgresSettings:
             f" as user {parts.get('user', '(default)')!r}"
         )
 
+    @contextlib.contextmanager
+    def session(self, *, purpose: str) -> Iterator[psycopg.Connection]:
+        """A session for the length of the block, the driver's errors turned into ours. Raises as ``connect`` does."""
+        with self.connect(purpose=purpose) as connection, translated_errors(self):
+            yield connection
+
     def connect(self, *, purpose: str, idle_session_timeout_ms: int = 0) -> psycopg.Connection:
         """Open a session in autocommit mode, its time zone UTC, with time-outs on all it can wait for.
 

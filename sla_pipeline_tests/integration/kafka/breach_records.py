@@ -62,7 +62,11 @@ class BreachRecords:
     def rewind(self, seq: int) -> None:
         """Puts the database back to when record ``seq`` was the last one and was published, as a restored backup does."""
         self.query("delete from support.ticket_sla_breaches where seq > %s returning seq", seq)
-        self.query("update support.ticket_sla_relay set next_seq = %s, published_seq = least(published_seq, %s) where id = 1 returning id", seq, seq)
+        self.query(
+            "update support.ticket_sla_relay set next_seq = %s, published_seq = least(published_seq, %s) where id = 1 returning id",
+            seq,
+            seq,
+        )
 
     def end_session_of(self, pid: int) -> None:
         """Cuts a session off, as the server does with a client that went silent."""

@@ -1,4 +1,4 @@
-"""A publisher in a process of its own that a signal meets at a chosen step: ``python -m ... '{"at": "produced", "signal": "SIGKILL", ...}'``.
+"""A publisher in a process of its own that a signal meets at a chosen step.
 
 What belongs here: the process and how a test starts it. What does not: what must be true afterwards. It prints one line, ``published N``
 or the error that publishing ended with.
@@ -47,7 +47,10 @@ def main(argument: str) -> None:
         if name == request["at"]:
             os.kill(os.getpid(), signal.Signals[request["signal"]])
 
-    with PostgresOutbox(PostgresSettings(request["postgres_url"])) as outbox, Relay(KafkaSettings(**request["kafka"]), on_step=on_step) as relay:
+    with (
+        PostgresOutbox(PostgresSettings(request["postgres_url"])) as outbox,
+        Relay(KafkaSettings(**request["kafka"]), on_step=on_step) as relay,
+    ):
         try:
             outcome = f"published {relay.publish(outbox, run_id=_RUN_ID).published}"
         except SlaPipelineError as error:

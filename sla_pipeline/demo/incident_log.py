@@ -1,0 +1,205 @@
+"""Reads the incident log: a CSV file becomes typed changes, or one clear error.
+
+What belongs here: the file's form. What does not: what a change does to a ticket (``ticket_history.py``). Columns and rules are described
+in ``data/README.md``.
+"""
+
+import csv
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from sla_pipeline.breach import Priority
+from sla_pipeline.errors import InputError
+
+__all__ = ["BUNDLED_LOG", "LOG_COLUMNS", "STATUSES", "Change", "IncidentLog", "log_timestamp", "parse_log_timestamp", "read_log"]
+
+BUNDLED_LOG = Path(__file__).parent / "data" / "incident_log_2016.csv"
+STATUSES = ("New", "InWork", "OnHold", "Resolved", "Closed")
+# the ones that are read; further columns may stand beside them
+LOG_COLUMNS = ("number", "at", "opened_at", "status", "priority", "queue", "assignee", "requester")
+
+# the event's contract takes at most 64 characters; printable without surprises
+_NUMBER = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_TIMESTAMP = re.compile(r"\d{4}-\d{2}-\d{2}T\d{2}:\d{2}Z", re.ASCII)
+_WHOLE_NUMBER = re.compile(r"[0-9]{1,18}")
+# outside of these years it is a slip of the pen, and a deadline beyond year 9999 could not be computed
+_YEARS = range(1970, 2200)
+# what a row with no queue belongs to
+_NO_QUEUE = 0
+# a longer value is shown by its beginning
+_SHOWN_CHARACTERS = 80
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One line of the log: what a ticket is from ``at`` on. Times are UTC, whole minutes; people and queues are the log's numbers."""
+
+    number: str
+    at: datetime
+    opened_at: datetime
+    status: str
+    priority: Priority
+    queue: int
+    assignee: int | None
+    requester: int
+
+
+@dataclass(frozen=True, slots=True)
+class IncidentLog:
+    """A log that was read whole: its changes in the order in which they took effect."""
+
+    source: str
+    changes: tuple[Change, ...]
+
+    def until(self, moment: datetime) -> "IncidentLog":
+        """What had taken effect at ``moment``."""
+        return IncidentLog(self.source, tuple(change for change in self.changes if change.at <= moment))
+
+    def by_ticket(self) -> dict[str, list[Change]]:
+        """The changes of each ticket, by its number; tickets in the order in which they came into being."""
+        histories: dict[str, list[Change]] = {}
+        for change in self.changes:
+            histories.setdefault(change.number, []).append(change)
+        return histories
+
+
+def log_timestamp(moment: datetime) -> str:
+    """A time as the log writes it, ``2016-02-29T01:23Z``; seconds are added only where there are any, never cut off."""
+    whole = not (moment.second or moment.microsecond)
+    return moment.astimezone(UTC).replace(tzinfo=None).isoformat(timespec="minutes" if whole else "auto") + "Z"
+
+
+def parse_log_timestamp(text: str) -> datetime:
+    """The time that the log writes as ``text``. Raises ``ValueError`` with the form that is expected."""
+    if not _TIMESTAMP.fullmatch(text):
+        raise ValueError("write a UTC time in whole minutes, such as 2016-02-29T01:23Z")
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise ValueError("there is no such date or time of day; write one such as 2016-02-29T01:23Z") from None
+    if moment.year not in _YEARS:
+        raise ValueError(f"its year must be between {_YEARS.start} and {_YEARS.stop - 1}")
+    return moment
+
+
+def read_log(path: Path = BUNDLED_LOG) -> IncidentLog:
+    """The log in the file ``path``, the one that comes with the package by default.
+
+    Raises ``InputError`` naming file, line, column, value and remedy: for a file that cannot be read, a column that is missing, a line of
+    another length, a value of another form, lines that are not in the order of ``at``, a file without changes.
+    """
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            return IncidentLog(str(path), tuple(_changes(str(path), file)))
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is not UTF-8 text ({error.reason} at byte {error.start}); save it as UTF-8") from None
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}; check the path and its rights") from None
+
+
+def _changes(source: str, lines: Iterable[str]) -> Iterator[Change]:
+    reader = csv.reader(lines, strict=True)
+    header: list[str] | None = None
+    before: Change | None = None
+    try:
+        for row in reader:
+            if not row:  # an empty line
+                continue
+            if header is None:
+                header = _checked_header(source, reader.line_num, row)
+                continue
+            change = _change(_Line(source, reader.line_num, _by_column(source, reader.line_num, header, row)))
+            if before is not None and change.at < before.at:
+                raise InputError(
+                    f"{source}, line {reader.line_num}, column at: {log_timestamp(change.at)} is earlier than {log_timestamp(before.at)} "
+                    "on the line before; sort the lines by at, leaving lines of the same minute in their order"
+                )
+            before = change
+            yield change
+    except csv.Error as error:
+        raise InputError(f"{source}, line {reader.line_num}: this is not CSV ({error}); check its quotes and line ends") from None
+    if header is None:
+        raise InputError(f"{source} is empty; its first line must name the columns {', '.join(LOG_COLUMNS)}")
+    if before is None:
+        raise InputError(f"{source} holds no change, only its header; add the lines of at least one ticket")
+
+
+def _checked_header(source: str, line: int, header: list[str]) -> list[str]:
+    missing = [column for column in LOG_COLUMNS if column not in header]
+    if missing:
+        raise InputError(
+            f"{source}, line {line}: column {', '.join(missing)} is missing from the header {_shown(','.join(header))}; the first line "
+            f"must name {', '.join(LOG_COLUMNS)}"
+        )
+    repeated = sorted({column for column in LOG_COLUMNS if header.count(column) > 1})
+    if repeated:
+        raise InputError(f"{source}, line {line}: column {', '.join(repeated)} is named more than once in the header; keep one of each")
+    return header
+
+
+def _by_column(source: str, line: int, header: Sequence[str], row: Sequence[str]) -> dict[str, str]:
+    if len(row) != len(header):
+        raise InputError(
+            f"{source}, line {line}: it has {len(row)} values, but the header names {len(header)} columns ({_shown(','.join(row))}); check "
+            "its commas and quotes"
+        )
+    return dict(zip(header, row, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """A line of the right length, and where it stands, for its errors."""
+
+    source: str
+    number: int
+    values: Mapping[str, str]
+
+    def fault(self, column: str, remedy: str) -> InputError:
+        return InputError(f"{self.source}, line {self.number}, column {column}: {_shown(self.values[column])}; {remedy}")
+
+    def matching(self, column: str, pattern: re.Pattern[str], remedy: str) -> str:
+        value = self.values[column]
+        if not pattern.fullmatch(value):
+            raise self.fault(column, remedy)
+        return value
+
+    def one_of(self, column: str, allowed: Sequence[str]) -> str:
+        value = self.values[column]
+        if value not in allowed:
+            raise self.fault(column, f"write one of {', '.join(allowed)}")
+        return value
+
+    def moment(self, column: str) -> datetime:
+        try:
+            return parse_log_timestamp(self.values[column])
+        except ValueError as error:
+            raise self.fault(column, str(error)) from None
+
+    def whole_number(self, column: str) -> int:
+        return int(self.matching(column, _WHOLE_NUMBER, "write a whole number of at most 18 digits"))
+
+    def optional_whole_number(self, column: str) -> int | None:
+        if not self.values[column]:
+            return None
+        return int(self.matching(column, _WHOLE_NUMBER, "write a whole number of at most 18 digits, or leave it empty"))
+
+
+def _change(line: _Line) -> Change:
+    queue = line.optional_whole_number("queue")
+    return Change(
+        number=line.matching("number", _NUMBER, "write 1 to 64 letters, digits, dots, dashes or underscores"),
+        at=line.moment("at"),
+        opened_at=line.moment("opened_at"),
+        status=line.one_of("status", STATUSES),
+        priority=Priority(line.one_of("priority", tuple(Priority))),
+        queue=_NO_QUEUE if queue is None else queue,
+        assignee=line.optional_whole_number("assignee"),
+        requester=line.whole_number("requester"),
+    )
+
+
+def _shown(value: str) -> str:
+    return repr(value if len(value) <= _SHOWN_CHARACTERS else value[:_SHOWN_CHARACTERS] + "...")

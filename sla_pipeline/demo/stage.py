@@ -1,0 +1,246 @@
+"""The demo's stage: PostgreSQL, Kafka, Dagster's three processes and ticket traffic, up together and down together.
+
+What belongs here: order of start and stop, what is printed. What does not: the services themselves (``embedded/``), what the tickets
+do (``traffic.py``), whether all agree in the end (``comparison.py``).
+
+Dagster runs as code server, webserver and daemon on the production ``dagster.yaml``. It stops before the servers do, or its processes
+would knock at a closed database for a minute.
+"""
+
+import math
+import os
+import secrets
+import shutil
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.resources import as_file, files
+from pathlib import Path
+from typing import NamedTuple
+
+import dagster as dg
+import psycopg
+from dagster_graphql import DagsterGraphQLClient
+from psycopg import sql
+from sla_pipeline.demo.comparison import Comparison, compare
+from sla_pipeline.demo.incident_log import read_log
+from sla_pipeline.demo.traffic import Traffic, load_stock
+
+from sla_pipeline.embedded import Service, ServiceError, embedded_kafka, embedded_postgres, free_ports
+from sla_pipeline.embedded.ports import listens
+from sla_pipeline.embedded.supervision import exclusive
+from sla_pipeline.errors import InputError
+from sla_pipeline.kafka.settings import BOOTSTRAP_SERVERS_VARIABLE, KafkaSettings
+from sla_pipeline.kafka.topics import create_topics
+from sla_pipeline.postgres.migrate import upgrade
+from sla_pipeline.postgres.session import POSTGRES_URL
+
+__all__ = ["run_demo"]
+
+Say = Callable[[str], None]
+
+_LOCATION = "sla_pipeline"
+_JOB = "ticket_sla_monitor"
+_SCHEDULE_TAG = "dagster/schedule_name"
+# where people expect Dagster's page; another port is taken when it is in use
+_USUAL_WEB_PORT = 3000
+# Dagster's imports take long on a busy machine
+_DAGSTER_START_SECONDS = 300.0
+# a schedule's tick comes every minute; twice that and a slow start, per cycle waited for
+_SECONDS_PER_CYCLE = 150.0
+_POLL_SECONDS = 0.5
+
+_FINISHED_CYCLES = """
+select id, run_id, state, finished_at, processed_count, first_response_count, resolution_count, published_count, backlog_count,
+    duration_ms, error
+from support.ticket_sla_cycles where id > %s and state <> 'running' and state <> 'abandoned' order by id
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class _Servers:
+    owner_url: str
+    worker_url: str
+    dagster_url: str
+    kafka: KafkaSettings
+
+
+class _Cycle(NamedTuple):
+    id: int
+    run_id: str
+    state: str
+    finished_at: datetime
+    processed: int
+    first_response: int
+    resolution: int
+    published: int
+    backlog: int | None
+    duration_ms: float | None
+    error: str | None
+
+    def as_line(self) -> str:
+        if self.state != "succeeded":
+            return f"{self.finished_at:%H:%M:%S} cycle {self.id} {self.state}: {(self.error or '').splitlines()[0] if self.error else ''}"
+        return (
+            f"{self.finished_at:%H:%M:%S} cycle {self.id}: {self.processed} marked ({self.first_response} first response, "
+            f"{self.resolution} resolution), {self.published} published, backlog {self.backlog}, {(self.duration_ms or 0) / 1000:.2f} s"
+        )
+
+
+def run_demo(state: Path, *, cycles: int | None, say: Say) -> Comparison | None:
+    """Run everything until interrupted; with ``cycles``, until so many scheduled cycles have ended, and compare then.
+
+    ``state`` keeps the data from run to run; one demo at a time may use it. ``say`` prints a line. Raises ``ServiceError`` when a process
+    ends by itself, ``InputError`` outside of a checkout.
+    """
+    dagster_yaml = Path(__file__).resolve().parents[2] / "dagster.yaml"
+    if not dagster_yaml.exists():
+        raise InputError(f"{dagster_yaml} is missing: the demo runs from a checkout of the project, on its own dagster.yaml")
+    state.mkdir(parents=True, exist_ok=True)
+    with exclusive(state / "demo.lock", f"the demo's folder {state}"), ExitStack() as up:
+        servers = _start_servers(state, up, say)
+        watch = _Watch(servers.owner_url)
+        with ExitStack() as play:
+            children, instance, first_run = _start_dagster(state, dagster_yaml, servers, play, say)
+            play.enter_context(_traffic(servers.owner_url))
+            patience_seconds = cycles * _SECONDS_PER_CYCLE if cycles else math.inf
+            deadline = time.monotonic() + patience_seconds
+            scheduled = 0
+            while cycles is None or scheduled < cycles:
+                for child in children:
+                    child.check()
+                for cycle in watch.finished():
+                    by_schedule = cycle.run_id != first_run and _is_scheduled(instance, cycle.run_id)
+                    scheduled += by_schedule
+                    say(cycle.as_line())
+                if time.monotonic() > deadline:
+                    raise ServiceError(
+                        f"only {scheduled} of {cycles} scheduled cycles ended in {patience_seconds:.0f} s; see the logs in {state}"
+                    )
+                time.sleep(_POLL_SECONDS)
+        say("traffic and Dagster are stopped; comparing tickets, breach records and events")
+        return compare(servers.owner_url, servers.kafka)
+
+
+def _start_servers(state: Path, up: ExitStack, say: Say) -> _Servers:
+    postgres = up.enter_context(embedded_postgres(state / "postgres"))
+    say("PostgreSQL is up")
+    kafka = up.enter_context(embedded_kafka(state / "kafka"))
+    say("Kafka is up")
+    owner_url = postgres.database("support")
+    upgrade(owner_url, with_tickets=True)
+    settings = KafkaSettings(kafka.bootstrap_servers)
+    create_topics(settings)
+    with psycopg.connect(owner_url, autocommit=True) as connection:
+        if connection.execute("select count(*) from support.tickets").fetchone() == (0,):
+            with as_file(files("sla_pipeline.demo").joinpath("data/incident_log_2016.csv")) as log:
+                count = load_stock(connection, read_log(log), datetime.now(UTC))
+            say(f"{count} tickets of a real service desk are in stock")
+    return _Servers(owner_url, _login(owner_url), postgres.database("dagster"), settings)
+
+
+def _login(owner_url: str) -> str:
+    """The URL of the worker's login, whose password is new at every start: the job runs with the worker's rights, and no more."""
+    password = secrets.token_urlsafe(16)
+    with psycopg.connect(owner_url, autocommit=True) as connection:
+        if connection.execute("select 1 from pg_roles where rolname = 'sla_demo_worker'").fetchone() is None:
+            connection.execute("create role sla_demo_worker login in role sla_worker")
+        connection.execute(sql.SQL("alter role sla_demo_worker password {}").format(sql.Literal(password)))
+        info = connection.info
+        return f"postgresql://sla_demo_worker:{password}@{info.host}:{info.port}/{info.dbname}"
+
+
+def _start_dagster(
+    state: Path, dagster_yaml: Path, servers: _Servers, up: ExitStack, say: Say
+) -> tuple[list[Service], dg.DagsterInstance, str]:
+    home = state / "dagster"
+    home.mkdir(exist_ok=True)
+    shutil.copyfile(dagster_yaml, home / "dagster.yaml")
+    web_port = _web_port()
+    (code_port,) = free_ports(1)
+    (home / "workspace.yaml").write_text(
+        f"load_from:\n  - grpc_server: {{host: 127.0.0.1, port: {code_port}, location_name: {_LOCATION}}}\n"
+    )
+    ours = {
+        "DAGSTER_HOME": str(home),
+        "DAGSTER_POSTGRES_URL": servers.dagster_url,
+        POSTGRES_URL: servers.worker_url,
+        BOOTSTRAP_SERVERS_VARIABLE: servers.kafka.bootstrap_servers,
+        "PYTHONUNBUFFERED": "1",
+    }
+    # for the instance that this process opens, too
+    os.environ.update(ours)
+    instance = up.enter_context(dg.DagsterInstance.from_config(str(home)))
+    _fail_runs_left_over(instance)
+
+    def child(name: str, *arguments: str) -> Service:
+        log = state / f"dagster-{name.replace(' ', '-')}.log"
+        return up.enter_context(Service(f"Dagster's {name}", [sys.executable, "-m", *arguments], log, env=os.environ, cwd=home))
+
+    code = child(
+        "code server", *f"dagster api grpc -m sla_pipeline.definitions -h 127.0.0.1 -p {code_port}".split(), "--location-name", _LOCATION
+    )
+    web = child("webserver", *f"dagster_webserver -h 127.0.0.1 -p {web_port} -w workspace.yaml".split())
+    code.wait_until(lambda: listens(code_port), _DAGSTER_START_SECONDS)
+    daemon = child("daemon", *["dagster._daemon", "run", "-w", "workspace.yaml"])
+    web.wait_until(lambda: listens(web_port), _DAGSTER_START_SECONDS)
+    say(f"Dagster is up: open http://127.0.0.1:{web_port} (Ctrl-C stops everything; logs and data are in {state})")
+    # the first cycle now, not at the next full minute
+    client = DagsterGraphQLClient("127.0.0.1", port_number=web_port)
+    first_run = client.submit_job_execution(_JOB, repository_location_name=_LOCATION)
+    return [code, web, daemon], instance, first_run
+
+
+def _fail_runs_left_over(instance: dg.DagsterInstance) -> None:
+    """A run in flight when an earlier demo was killed died with it, and Dagster's launcher never finds that out."""
+    in_flight = [dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING]
+    for run in instance.get_runs(dg.RunsFilter(statuses=in_flight)):
+        instance.report_run_failed(run, "the demo that ran it was stopped")
+
+
+def _web_port() -> int:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", _USUAL_WEB_PORT))
+        except OSError:
+            return free_ports(1)[0]
+    return _USUAL_WEB_PORT
+
+
+@contextmanager
+def _traffic(owner_url: str) -> Iterator[None]:
+    stop = threading.Event()
+    thread = threading.Thread(target=Traffic(owner_url).run, args=(stop,), name="ticket traffic", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def _is_scheduled(instance: dg.DagsterInstance, run_id: str) -> bool:
+    run = instance.get_run_by_id(run_id)
+    return run is not None and _SCHEDULE_TAG in run.tags
+
+
+class _Watch:
+    """Tells the cycles of the journal that have ended since the last look."""
+
+    def __init__(self, owner_url: str) -> None:
+        self._owner_url = owner_url
+        with psycopg.connect(owner_url, autocommit=True) as connection:
+            row = connection.execute("select coalesce(max(id), 0) from support.ticket_sla_cycles").fetchone()
+        self._last = int(row[0]) if row else 0
+
+    def finished(self) -> list[_Cycle]:
+        with psycopg.connect(self._owner_url, autocommit=True) as connection:
+            cycles = [_Cycle(*row) for row in connection.execute(_FINISHED_CYCLES, (self._last,))]
+        self._last = max((cycle.id for cycle in cycles), default=self._last)
+        return cycles

@@ -1,0 +1,155 @@
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from sla_pipeline.embedded import Service, ServiceError, supervision
+from sla_pipeline_tests.integration.embedded.conftest import KilledParent, is_gone
+
+PollUntil = Callable[[Callable[[], bool], float], None]
+
+# a service with a child that has left its process group, as PostgreSQL's backends do
+FAMILY = "import subprocess, time; subprocess.Popen(['sleep', '300'], start_new_session=True); print('up', flush=True); time.sleep(300)"
+PARENT = """
+import sys, time
+from pathlib import Path
+from sla_pipeline.embedded import Service
+service = Service("sleeper", ["sleep", "300"], Path(sys.argv[1]))
+service.start()
+if "freeze" in sys.argv:
+    service.freeze()
+print(service.pid, flush=True)
+time.sleep(300)
+"""
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    return tmp_path / "a service.log"
+
+
+def python_family(log: Path) -> Service:
+    return Service("family", [sys.executable, "-c", FAMILY], log)
+
+
+def test_a_service_that_ends_by_itself_is_an_error_that_shows_the_end_of_its_log(log: Path, poll_until: PollUntil) -> None:
+    with Service("short", ["sh", "-c", "seq 100; exit 3"], log) as service:
+        pid = service.pid
+        poll_until(lambda: is_gone(pid), 10)
+        with pytest.raises(ServiceError, match="short ended with exit status 3") as raised:
+            service.check()
+    assert str(raised.value).splitlines()[1:] == [str(number) for number in range(86, 101)]
+
+
+def test_a_service_that_is_not_ready_in_time_is_an_error_that_shows_the_end_of_its_log(log: Path) -> None:
+    with Service("slow", ["sh", "-c", "echo still at it; exec sleep 300"], log) as service:
+        service.wait_until(lambda: "still at it" in log.read_text(), 10)
+        with pytest.raises(ServiceError, match=r"slow was not ready after 0 s; the end of .*:\nstill at it"):
+            service.wait_until(lambda: False, 0.2)
+
+
+def test_a_command_that_does_not_exist_is_an_error_that_names_it(log: Path) -> None:
+    with (
+        Service("absent", ["/no/such/program"], log) as service,
+        pytest.raises(ServiceError, match="(?s)absent ended with exit status 127; .*/no/such/program"),
+    ):
+        service.wait_until(lambda: False, 10)
+
+
+def test_a_running_service_is_not_started_twice(log: Path) -> None:
+    with (
+        Service("sleeper", ["sleep", "300"], log) as service,
+        pytest.raises(ServiceError, match=f"sleeper is already running, as process {service.pid}"),
+    ):
+        service.start()
+
+
+def test_a_stopped_service_can_be_started_again_and_stopping_twice_is_harmless(log: Path) -> None:
+    service = Service("sleeper", ["sleep", "300"], log)
+    service.start()
+    first = service.pid
+    service.stop()
+    service.stop()
+    service.start()
+    second = service.pid
+    service.stop()
+    assert first != second
+    assert is_gone(first)
+    assert is_gone(second)
+    with pytest.raises(ServiceError, match="sleeper is not running"):
+        service.check()
+
+
+def test_a_stop_sends_the_signal_that_the_service_listens_to(log: Path) -> None:
+    script = "trap 'echo got INT; exit' INT; trap 'echo got QUIT; exit' QUIT; echo up; while :; do sleep 0.05; done"
+    service = Service("listener", ["sh", "-c", script], log, stop_signal=signal.SIGINT)
+    for stop_signal, expected in ((None, "got INT"), (signal.SIGQUIT, "got QUIT")):
+        log.unlink(missing_ok=True)
+        service.start()
+        service.wait_until(lambda: "up" in log.read_text(), 10)
+        service.stop(stop_signal)
+        assert log.read_text().splitlines() == ["up", expected]
+
+
+def test_a_service_that_ignores_its_stop_signal_is_killed(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervision, "_STOP_TIMEOUT_SECONDS", 0.5)
+    with Service("deaf", ["sh", "-c", "trap '' TERM; echo up; while :; do sleep 0.05; done"], log) as service:
+        service.wait_until(lambda: "up" in log.read_text(), 10)
+        pid = service.pid
+        service.stop()
+    assert is_gone(pid)
+
+
+def test_a_kill_ends_the_service_and_its_children_at_once(log: Path) -> None:
+    with python_family(log) as service:
+        service.wait_until(lambda: log.exists() and "up" in log.read_text(), 10)
+        family = [service.pid, *(child.pid for child in psutil.Process(service.pid).children(recursive=True))]
+        assert len(family) == 2
+        service.kill()
+        assert [is_gone(pid) for pid in family] == [True, True]
+
+
+def test_a_freeze_stops_the_service_and_its_children_until_the_thaw(log: Path, poll_until: PollUntil) -> None:
+    with python_family(log) as service:
+        service.wait_until(lambda: log.exists() and "up" in log.read_text(), 10)
+        leader = psutil.Process(service.pid)
+        family = [leader, *leader.children(recursive=True)]
+        service.freeze()
+        poll_until(lambda: [member.status() for member in family] == [psutil.STATUS_STOPPED] * 2, 5)
+        service.thaw()
+        poll_until(lambda: psutil.STATUS_STOPPED not in [member.status() for member in family], 5)
+
+
+def test_a_frozen_service_can_be_stopped(log: Path) -> None:
+    with Service("sleeper", ["sleep", "300"], log) as service:
+        pid = service.pid
+        service.freeze()
+        service.stop()
+        assert is_gone(pid)
+
+
+def test_a_killed_parent_leaves_no_service_and_the_next_start_waits_for_its_end(log: Path, killed_parent: KilledParent) -> None:
+    orphan = int(killed_parent(PARENT, log))
+    with Service("sleeper", ["sleep", "300"], log) as service:
+        assert is_gone(orphan)
+        service.check()
+
+
+def test_a_killed_parent_leaves_no_service_that_cannot_hear_its_stop_signal(
+    log: Path, killed_parent: KilledParent, poll_until: PollUntil
+) -> None:
+    orphan = int(killed_parent(PARENT, log, "freeze"))
+    # the guard sends SIGKILL after ten seconds
+    poll_until(lambda: is_gone(orphan), 20)
+
+
+def test_a_start_is_refused_while_processes_of_an_earlier_run_stay(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervision, "_STOP_TIMEOUT_SECONDS", 0.3)
+    with (
+        Service("first", ["sleep", "300"], log),
+        pytest.raises(ServiceError, match="second of an earlier run is still there after 0 s: it holds .*a service.running"),
+    ):
+        Service("second", ["sleep", "300"], log).start()

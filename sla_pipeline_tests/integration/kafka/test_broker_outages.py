@@ -1,0 +1,111 @@
+"""A broker that is down, dies or freezes while publishing: nothing lost, nothing doubled, and an end in bounded time."""
+
+import time
+from collections.abc import Callable
+
+import pytest
+
+from sla_pipeline.cycle import PublishTotals
+from sla_pipeline.embedded import EmbeddedKafka
+from sla_pipeline.errors import KafkaUnavailable
+from sla_pipeline.kafka.relay import STEPS, Relay
+from sla_pipeline.kafka.settings import KafkaSettings
+from sla_pipeline.kafka.topics import create_topics
+from sla_pipeline_tests.conftest import BrokerFactory
+from sla_pipeline_tests.integration.kafka.breach_records import BreachRecords
+from sla_pipeline_tests.integration.kafka.conftest import OutboxFactory, Publish
+
+
+@pytest.fixture
+def broker(own_broker: BrokerFactory) -> EmbeddedKafka:
+    """A broker of the test's own."""
+    return own_broker()
+
+
+@pytest.fixture
+def settings(broker: EmbeddedKafka) -> KafkaSettings:
+    """Settings for it, with the topics created."""
+    settings = KafkaSettings(broker.bootstrap_servers)
+    create_topics(settings)
+    return settings
+
+
+def at_step(name: str, action: Callable[[], None]) -> Callable[[str], None]:
+    """An ``on_step`` that acts once, at the end of step ``name``."""
+    left = [action]
+
+    def on_step(step: str) -> None:
+        if step == name and left:
+            left.pop()()
+
+    return on_step
+
+
+@pytest.mark.parametrize("fate", ["killed", "frozen and killed", "frozen and thawed"])
+def test_commit_outcome_unknown(
+    fate: str, broker: EmbeddedKafka, settings: KafkaSettings, records: BreachRecords, publish: Publish
+) -> None:
+    records.add(30)
+    on_step = at_step("flushed", broker.kill if fate == "killed" else broker.freeze)
+    with pytest.raises(KafkaUnavailable, match=r"while committing a transaction .*outcome is unknown"):
+        publish(settings, on_step=on_step)
+    assert records.positions() == (0, 30)
+    if fate == "frozen and thawed":
+        broker.thaw()
+    else:
+        broker.kill()
+        broker.start()
+    records.add(5)
+    publish(settings)
+    records.assert_each_published_once_in_order(settings)
+    assert records.positions() == (35, 35)
+
+
+@pytest.mark.parametrize("at", STEPS[STEPS.index("locked") : STEPS.index("committed")])
+def test_a_broker_that_freezes_at_any_step_ends_the_attempt_in_time_and_the_next_one_succeeds(
+    at: str, broker: EmbeddedKafka, settings: KafkaSettings, records: BreachRecords, publish: Publish
+) -> None:
+    records.add(30)
+    began = time.monotonic()
+    with pytest.raises(KafkaUnavailable):
+        publish(settings, on_step=at_step(at, broker.freeze), publish_seconds=4.0)
+    assert time.monotonic() - began < 6
+    broker.thaw()
+    publish(settings)
+    records.assert_each_published_once_in_order(settings)
+
+
+def test_kafka_down_for_ten_minutes(
+    broker: EmbeddedKafka, settings: KafkaSettings, records: BreachRecords, outbox_factory: OutboxFactory
+) -> None:
+    """Several cycles of one process, each with new records, while the broker is away."""
+    with Relay(settings, publish_seconds=2.0) as relay:
+        records.add(10)
+        with outbox_factory() as outbox:
+            relay.publish(outbox, run_id="before")
+        broker.kill()
+        for cycle in range(4):
+            records.add(10)
+            began = time.monotonic()
+            with (
+                outbox_factory() as outbox,
+                pytest.raises(KafkaUnavailable, match=f"Kafka at {broker.bootstrap_servers} .*Connection refused"),
+            ):
+                relay.publish(outbox, run_id=f"away-{cycle}")
+            assert time.monotonic() - began < 4
+            assert records.positions() == (10, 20 + 10 * cycle)
+        broker.start()
+        with outbox_factory() as outbox:
+            assert Relay(settings).publish(outbox, run_id="back") == PublishTotals(published=40, transactions=1)
+        records.add(1)
+        with outbox_factory() as outbox:
+            relay.publish(outbox, run_id="the same relay again")
+    records.assert_each_published_once_in_order(settings)
+
+
+def test_a_cycle_without_kafka_ends_well_within_thirty_seconds(records: BreachRecords, publish: Publish) -> None:
+    records.add(1)
+    began = time.monotonic()
+    with pytest.raises(KafkaUnavailable, match=r"Kafka at 127.0.0.1:1 did not answer"):
+        publish(KafkaSettings("127.0.0.1:1"))
+    assert time.monotonic() - began < 12
