@@ -9,7 +9,6 @@ would knock at a closed database for a minute.
 
 import math
 import os
-import secrets
 import shutil
 import socket
 import sys
@@ -19,18 +18,17 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib.resources import as_file, files
 from pathlib import Path
 from typing import NamedTuple
 
 import dagster as dg
 import psycopg
 from dagster_graphql import DagsterGraphQLClient
-from psycopg import sql
+
 from sla_pipeline.demo.comparison import Comparison, compare
 from sla_pipeline.demo.incident_log import read_log
 from sla_pipeline.demo.traffic import Traffic, load_stock
-
+from sla_pipeline.demo.worker_login import worker_login
 from sla_pipeline.embedded import Service, ServiceError, embedded_kafka, embedded_postgres, free_ports
 from sla_pipeline.embedded.ports import listens
 from sla_pipeline.embedded.supervision import exclusive
@@ -138,21 +136,9 @@ def _start_servers(state: Path, up: ExitStack, say: Say) -> _Servers:
     create_topics(settings)
     with psycopg.connect(owner_url, autocommit=True) as connection:
         if connection.execute("select count(*) from support.tickets").fetchone() == (0,):
-            with as_file(files("sla_pipeline.demo").joinpath("data/incident_log_2016.csv")) as log:
-                count = load_stock(connection, read_log(log), datetime.now(UTC))
+            count = load_stock(connection, read_log(), datetime.now(UTC))
             say(f"{count} tickets of a real service desk are in stock")
-    return _Servers(owner_url, _login(owner_url), postgres.database("dagster"), settings)
-
-
-def _login(owner_url: str) -> str:
-    """The URL of the worker's login, whose password is new at every start: the job runs with the worker's rights, and no more."""
-    password = secrets.token_urlsafe(16)
-    with psycopg.connect(owner_url, autocommit=True) as connection:
-        if connection.execute("select 1 from pg_roles where rolname = 'sla_demo_worker'").fetchone() is None:
-            connection.execute("create role sla_demo_worker login in role sla_worker")
-        connection.execute(sql.SQL("alter role sla_demo_worker password {}").format(sql.Literal(password)))
-        info = connection.info
-        return f"postgresql://sla_demo_worker:{password}@{info.host}:{info.port}/{info.dbname}"
+    return _Servers(owner_url, worker_login(owner_url), postgres.database("dagster"), settings)
 
 
 def _start_dagster(

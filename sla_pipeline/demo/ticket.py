@@ -18,7 +18,7 @@ _NAMESPACE = uuid.uuid5(uuid.NAMESPACE_URL, "urn:sla-pipeline:demo")
 
 
 # a log names the same few queues and people thousands of times
-@functools.cache
+@functools.lru_cache(maxsize=10_000)
 def _uuid(kind: str, name: str | int) -> str:
     return str(uuid.uuid5(_NAMESPACE, f"{kind}:{name}"))
 

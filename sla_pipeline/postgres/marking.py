@@ -45,8 +45,10 @@ select (select count(*) from marked), (select count(*) from recorded)
 # the same without a record, for tickets whose flag was put back after their event had been recorded
 _MARK_AGAIN = "update support.tickets set sla_breached = true, updated_at = %(now_utc)s where id = any(%(marked_ids)s::uuid[])"
 
-# faults of one row: values out of range or form, violated constraints, a trigger of the support service that objects
-_ROW_FAULTS = (psycopg.DataError, psycopg.IntegrityError, psycopg.errors.RaiseException)
+# SQLSTATEs and their classes that say nothing of a row: server, session, resources, locks and time-outs, rights, missing objects. With any
+# other, a constraint or a trigger of the support service (which may raise a code of its own) objects to some row.
+_NOT_OF_A_ROW_CLASSES = ("08", "25", "28", "40", "53", "55", "57", "58", "F0")
+_NOT_OF_A_ROW = ("3F000", "42501", "42703", "42P01")
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,8 +152,9 @@ def _write(connection: psycopg.Connection, found: list[_Found], *, now_utc: date
     try:
         with connection.transaction():
             _write_rows(connection, found, now_utc=now_utc, run_id=run_id)
-    except (*_ROW_FAULTS, _RowUnchanged):
-        pass
+    except (psycopg.Error, _RowUnchanged) as error:
+        if not _is_of_a_row(error):
+            raise
     else:
         return found
     written = []
@@ -162,7 +165,9 @@ def _write(connection: psycopg.Connection, found: list[_Found], *, now_utc: date
                 now_seen = lock_batch(connection, [one.ticket.id], now_utc=now_utc, tenant_id=None)
                 current = _Found(now_seen[0], one.breach, one.payload)
                 _write_rows(connection, [current], now_utc=now_utc, run_id=run_id)
-        except (*_ROW_FAULTS, _RowUnchanged) as error:
+        except (psycopg.Error, _RowUnchanged) as error:
+            if not _is_of_a_row(error):
+                raise
             outcome.bad.append(BadRow(one.ticket.id, one.ticket.number, one.breach.kind, _described(error)))
         else:
             written.append(current)
@@ -194,6 +199,14 @@ def _write_rows(connection: psycopg.Connection, found: list[_Found], *, now_utc:
             raise RuntimeError(f"{recorded_count} of {len(fresh)} breach records were written; is there a row in support.ticket_sla_relay?")
     if marked_count != len(found):
         raise _RowUnchanged
+
+
+def _is_of_a_row(error: psycopg.Error | _RowUnchanged) -> bool:
+    """Whether the others can go through without the row at fault."""
+    if isinstance(error, _RowUnchanged):
+        return True
+    # without a code it is the driver that speaks, of a connection that broke
+    return error.sqlstate is not None and error.sqlstate not in _NOT_OF_A_ROW and not error.sqlstate.startswith(_NOT_OF_A_ROW_CLASSES)
 
 
 def _described(error: Exception) -> str:

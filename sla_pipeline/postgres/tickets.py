@@ -48,8 +48,9 @@ order by first_response_due_at, id limit %(limit)s
 # Index: the primary key. The whole predicate again: what an operator has answered since the claim drops out, also when his commit
 # falls between this statement's snapshot and the lock (Postgres then judges the new version of the row).
 # `no key update` and not `update`: the latter would skip every ticket on which somebody is just writing a comment (its foreign key).
+# A ticket without a number is a bad row, and has to be named in words all the same.
 _LOCK_BATCH = f"""
-select id, number, tenant_id, queue_id, requester_user_id, assignee_user_id, priority,
+select id, coalesce(number, '') as number, tenant_id, queue_id, requester_user_id, assignee_user_id, priority,
     status, sla_breached, first_response_due_at, first_response_at, resolution_due_at, resolved_at,
     exists (select from support.ticket_sla_breaches b where b.ticket_id = tickets.id) as recorded,
     exists (select from support.ticket_sla_set_aside s where s.ticket_id = tickets.id) as set_aside

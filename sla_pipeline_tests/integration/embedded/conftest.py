@@ -1,11 +1,11 @@
 """What the tests of the embedded services share: watching processes, and a parent that can be killed."""
 
-import os
-import signal
+import contextlib
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
 
@@ -22,8 +22,11 @@ def state() -> Iterator[Path]:
         yield folder / "état of Ivan Ž"
 
 
+PollUntil = Callable[[Callable[[], bool], float], None]
+
+
 @pytest.fixture
-def poll_until() -> Callable[[Callable[[], bool], float], None]:
+def poll_until() -> PollUntil:
     """Waits for a condition; fails the test when it has not come true after so many seconds."""
 
     def poll(condition: Callable[[], bool], timeout_seconds: float) -> None:
@@ -38,25 +41,28 @@ def poll_until() -> Callable[[Callable[[], bool], float], None]:
 def is_gone(pid: int) -> bool:
     """Whether the process has ended; one that nobody has buried yet has."""
     try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return True
 
 
-class KilledParent(Protocol):
-    """Runs Python code until it has printed a line, kills its process with SIGKILL, returns that line."""
+class KillableParent(Protocol):
+    """Runs Python code until it has printed a line; on entry gives the words of that line, on exit kills the process with SIGKILL."""
 
-    def __call__(self, code: str, *arguments: str | Path) -> str: ...
+    def __call__(self, code: str, *arguments: str | Path) -> AbstractContextManager[list[str]]: ...
 
 
 @pytest.fixture
-def killed_parent() -> KilledParent:
-    def run(code: str, *arguments: str | Path) -> str:
-        with subprocess.Popen([sys.executable, "-c", code, *map(os.fspath, arguments)], stdout=subprocess.PIPE, text=True) as parent:
-            assert parent.stdout is not None
-            line = parent.stdout.readline()
-            parent.send_signal(signal.SIGKILL)
-        assert line, "the parent ended before it printed anything"
-        return line.strip()
+def killable_parent() -> KillableParent:
+    @contextlib.contextmanager
+    def run(code: str, *arguments: str | Path) -> Iterator[list[str]]:
+        with subprocess.Popen([sys.executable, "-c", code, *arguments], stdout=subprocess.PIPE, text=True) as parent:
+            try:
+                assert parent.stdout is not None
+                line = parent.stdout.readline()
+                assert line, "the parent ended before it printed anything"
+                yield line.split()
+            finally:
+                parent.kill()
 
     return run

@@ -1,7 +1,7 @@
 import os
+import re
 import shutil
 import socket
-from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -11,16 +11,14 @@ import pytest
 
 from sla_pipeline.embedded import ServiceError, embedded_postgres
 from sla_pipeline_tests.conftest import PostgresFactory
-from sla_pipeline_tests.integration.embedded.conftest import KilledParent, is_gone
-
-PollUntil = Callable[[Callable[[], bool], float], None]
+from sla_pipeline_tests.integration.embedded.conftest import KillableParent, PollUntil, is_gone
 
 PARENT = """
 import sys, time
 from pathlib import Path
 from sla_pipeline.embedded import embedded_postgres
 with embedded_postgres(Path(sys.argv[1])) as server:
-    print(server.service.pid, flush=True)
+    print(server.service.pid, server.url, flush=True)
     time.sleep(300)
 """
 
@@ -36,29 +34,40 @@ def read(url: str) -> list[int]:
         return [row[0] for row in connection.execute("select value from kept order by value")]
 
 
-def test_the_cluster_is_kept_from_run_to_run_in_any_folder_and_its_password_is_the_users_alone(state: Path) -> None:
-    with embedded_postgres(state) as server:
-        url = server.database("an app")
-        assert server.database("an app") == url
+def test_a_killed_parent_leaves_no_server_and_the_next_one_keeps_the_cluster_in_any_folder(
+    state: Path, killable_parent: KillableParent
+) -> None:
+    with killable_parent(PARENT, state) as (orphan, url):
         write(url, 1)
-    assert (state / "postgres.password").stat().st_mode & 0o777 == 0o600
     with embedded_postgres(state) as server:
-        assert read(server.database("an app")) == [1]
-        with psycopg.connect(server.url) as connection:
-            assert connection.info.server_version // 10_000 == 18
-            assert connection.execute("show fsync").fetchone() == ("on",)
-            assert connection.execute("select 'é' < 'z'").fetchone() == (False,)
+        assert is_gone(int(orphan))
+        assert read(server.url) == [1]
+        with pytest.raises(ServiceError, match=re.escape(f"PostgreSQL in {state} is in use by another process")), embedded_postgres(state):
+            pass
+        server.service.check()
+    assert (state / "postgres.password").stat().st_mode & 0o777 == 0o600
+
+
+def test_the_server_is_a_durable_postgres_18_that_sorts_alike_everywhere(state: Path) -> None:
+    with embedded_postgres(state) as server, psycopg.connect(server.database("an app")) as connection:
+        assert connection.info.dbname == "an app"
+        assert connection.info.server_version // 10_000 == 18
+        assert connection.execute("show fsync").fetchone() == ("on",)
+        assert connection.execute("select 'é' < 'z'").fetchone() == (False,)
+        assert server.database("an app") == server.database("an app")
 
 
 @pytest.mark.parametrize("durable", [True, False])
-def test_a_killed_server_starts_again_on_the_same_port_with_all_that_was_committed(durable: bool, own_postgres: PostgresFactory) -> None:
+def test_a_killed_server_starts_again_on_the_same_port_with_all_that_was_committed(
+    durable: bool, own_postgres: PostgresFactory, poll_until: PollUntil
+) -> None:
     server = own_postgres(durable=durable)
     for value in range(3):
         with psycopg.connect(server.url) as connection:
             write(server.url, value)
             backends = psutil.Process(server.service.pid).children()
             server.kill()
-            assert [child.pid for child in backends if not is_gone(child.pid)] == []
+            poll_until(lambda: all(is_gone(child.pid) for child in backends), 5)  # noqa: B023 - called here, not later
             with pytest.raises(psycopg.OperationalError):
                 connection.execute("select 1")
         server.start()
@@ -117,32 +126,12 @@ def test_a_server_does_not_show_its_password(own_postgres: PostgresFactory) -> N
     assert password not in " ".join(psutil.Process(server.service.pid).cmdline())
 
 
-def test_a_second_server_on_the_same_folder_is_refused_by_name(state: Path) -> None:
-    with embedded_postgres(state, durable=False) as server:
-        with pytest.raises(ServiceError, match=f"PostgreSQL in {state} is in use by another process"), embedded_postgres(state):
-            pass
-        server.service.check()
-
-
 def test_a_state_folder_whose_password_is_gone_starts_afresh(state: Path) -> None:
     with embedded_postgres(state, durable=False) as server:
         write(server.url, 1)
     (state / "postgres.password").unlink()
     with embedded_postgres(state, durable=False) as server, pytest.raises(psycopg.errors.UndefinedTable):
         read(server.url)
-
-
-def test_a_killed_parent_leaves_no_server_and_the_next_start_finds_the_data(
-    state: Path, killed_parent: KilledParent, poll_until: PollUntil
-) -> None:
-    with embedded_postgres(state) as server:
-        write(server.url, 1)
-    orphan = int(killed_parent(PARENT, state))
-    with embedded_postgres(state) as server:
-        assert is_gone(orphan)
-        assert read(server.url) == [1]
-        pid = server.service.pid
-    poll_until(lambda: is_gone(pid), 1)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root has to leave root")
@@ -154,7 +143,7 @@ def test_root_runs_the_server_as_nobody_even_where_nobody_cannot_go(tmp_path: Pa
         home = Path(process.cwd()).parent
         assert process.username() == "nobody"
     try:
-        assert home.parent == Path("/var/tmp")
+        assert home.parent == Path("/var/tmp")  # noqa: S108
         assert home.stat().st_mode & 0o777 == 0o700
         assert tmp_path.stat().st_mode & 0o777 == 0o700
     finally:

@@ -1,15 +1,12 @@
 import signal
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
 
 from sla_pipeline.embedded import Service, ServiceError, supervision
-from sla_pipeline_tests.integration.embedded.conftest import KilledParent, is_gone
-
-PollUntil = Callable[[Callable[[], bool], float], None]
+from sla_pipeline_tests.integration.embedded.conftest import KillableParent, PollUntil, is_gone
 
 # a service with a child that has left its process group, as PostgreSQL's backends do
 FAMILY = "import subprocess, time; subprocess.Popen(['sleep', '300'], start_new_session=True); print('up', flush=True); time.sleep(300)"
@@ -54,7 +51,7 @@ def test_a_service_that_is_not_ready_in_time_is_an_error_that_shows_the_end_of_i
 def test_a_command_that_does_not_exist_is_an_error_that_names_it(log: Path) -> None:
     with (
         Service("absent", ["/no/such/program"], log) as service,
-        pytest.raises(ServiceError, match="(?s)absent ended with exit status 127; .*/no/such/program"),
+        pytest.raises(ServiceError, match=r"(?s)absent ended with exit status 127; .*/no/such/program"),
     ):
         service.wait_until(lambda: False, 10)
 
@@ -131,25 +128,27 @@ def test_a_frozen_service_can_be_stopped(log: Path) -> None:
         assert is_gone(pid)
 
 
-def test_a_killed_parent_leaves_no_service_and_the_next_start_waits_for_its_end(log: Path, killed_parent: KilledParent) -> None:
-    orphan = int(killed_parent(PARENT, log))
+def test_a_killed_parent_leaves_no_service_and_the_next_start_waits_for_its_end(log: Path, killable_parent: KillableParent) -> None:
+    with killable_parent(PARENT, log) as (orphan,):
+        pass
     with Service("sleeper", ["sleep", "300"], log) as service:
-        assert is_gone(orphan)
+        assert is_gone(int(orphan))
         service.check()
 
 
 def test_a_killed_parent_leaves_no_service_that_cannot_hear_its_stop_signal(
-    log: Path, killed_parent: KilledParent, poll_until: PollUntil
+    log: Path, killable_parent: KillableParent, poll_until: PollUntil
 ) -> None:
-    orphan = int(killed_parent(PARENT, log, "freeze"))
+    with killable_parent(PARENT, log, "freeze") as (orphan,):
+        pass
     # the guard sends SIGKILL after ten seconds
-    poll_until(lambda: is_gone(orphan), 20)
+    poll_until(lambda: is_gone(int(orphan)), 20)
 
 
 def test_a_start_is_refused_while_processes_of_an_earlier_run_stay(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervision, "_STOP_TIMEOUT_SECONDS", 0.3)
     with (
         Service("first", ["sleep", "300"], log),
-        pytest.raises(ServiceError, match="second of an earlier run is still there after 0 s: it holds .*a service.running"),
+        pytest.raises(ServiceError, match=r"second of an earlier run is still there after 0 s: it holds .*a service\.running"),
     ):
         Service("second", ["sleep", "300"], log).start()

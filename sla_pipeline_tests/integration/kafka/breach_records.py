@@ -3,6 +3,7 @@
 What belongs here: what several tests of the relay need to set a scene and to judge it. What does not: fixtures (``conftest.py``).
 """
 
+import random
 import uuid
 from datetime import UTC, datetime, timedelta
 
@@ -22,8 +23,8 @@ class BreachRecords:
     def __init__(self, url: str) -> None:
         self._url = url
 
-    def add(self, count: int, *, run_id: str = "run-that-marked", padding: str = "") -> list[int]:
-        """Writes ``count`` records as one batch of the marking does; returns their sequences. ``padding`` makes each payload larger."""
+    def add(self, count: int, *, run_id: str = "run-that-marked", padding_bytes: int = 0) -> list[int]:
+        """Writes ``count`` records as one batch of the marking does; returns their sequences. Padding makes each payload larger."""
         with psycopg.connect(self._url) as connection:
             row = connection.execute(
                 "update support.ticket_sla_relay set next_seq = next_seq + %s where id = 1 returning next_seq", (count,)
@@ -34,12 +35,12 @@ class BreachRecords:
                 cursor.executemany(
                     "insert into support.ticket_sla_breaches (seq, ticket_id, number, kind, due_at, breached_at, correlation_id, payload)"
                     " values (%s, %s, %s, 'Resolution', %s, %s, %s, %s)",
-                    [self._row(seq, run_id, padding) for seq in sequences],
+                    [self._row(seq, run_id, padding_bytes) for seq in sequences],
                 )
         return sequences
 
     @staticmethod
-    def _row(seq: int, run_id: str, padding: str) -> tuple[object, ...]:
+    def _row(seq: int, run_id: str, padding_bytes: int) -> tuple[object, ...]:
         ticket_id, due_at = str(uuid.uuid4()), _NOW - timedelta(seconds=seq)
         event = TicketSlaBreachedKafkaEvent.of(
             Breach(BreachKind.RESOLUTION, due_at),
@@ -52,6 +53,8 @@ class BreachRecords:
             priority="High",
             now_utc=_NOW,
         )
+        # white space, so that it stays JSON, and random, so that it does not shrink to nothing on the wire
+        padding = "".join(random.Random(seq).choices(" \t\n\r", k=padding_bytes))
         return seq, ticket_id, f"TCK-{seq}", due_at, _NOW, run_id, event.to_json() + padding
 
     def positions(self) -> tuple[int, int]:

@@ -73,7 +73,7 @@ def test_killed_after_commit_with_nothing_new_since_only_postgres_catches_up(
     ],
 )
 def test_zombie_publisher(
-    at: str, ends_with: str, kafka_settings: KafkaSettings, records: BreachRecords, publish: Publish, worker_url: str
+    *, at: str, ends_with: str, kafka_settings: KafkaSettings, records: BreachRecords, publish: Publish, worker_url: str
 ) -> None:
     """Its session is cut, as the server does with a client that went silent; a second publisher finishes; then the first goes on."""
     records.add(30)

@@ -1,59 +1,38 @@
 """Events that the client or the broker does not take: a clear error, a position that does not pass them, nothing lost or doubled."""
 
-import secrets
-from collections.abc import Callable
-
 import pytest
-from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType  # type: ignore[attr-defined]
 
 from sla_pipeline.cycle import PublishTotals
-from sla_pipeline.errors import KafkaError
-from sla_pipeline.kafka.clients import ClientReports, open_admin
-from sla_pipeline.kafka.deadline import Deadline
-from sla_pipeline.kafka.events import read_events
+from sla_pipeline.errors import KafkaError, KafkaUnavailable
+from sla_pipeline.kafka.events import ReceivedEvent, read_events
 from sla_pipeline.kafka.settings import KafkaSettings
-from sla_pipeline.kafka.topics import end_offsets
 from sla_pipeline_tests.integration.kafka.breach_records import BreachRecords
 from sla_pipeline_tests.integration.kafka.conftest import Publish
-
-SetTopicConfig = Callable[..., None]
-
-
-@pytest.fixture
-def set_topic_config(kafka_settings: KafkaSettings) -> SetTopicConfig:
-    """Changes one setting of a topic."""
-
-    def change(name: str, value: str, *, topic: str | None = None) -> None:
-        admin = open_admin(kafka_settings, ClientReports())
-        entry = ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
-        resource = ConfigResource(ResourceType.TOPIC, topic or kafka_settings.topic, incremental_configs=[entry])
-        for future in admin.incremental_alter_configs([resource]).values():
-            future.result()
-
-    return change
+from sla_pipeline_tests.integration.kafka.topic_administration import set_topic_config, written_offsets
 
 
-def written_offsets(settings: KafkaSettings) -> int:
-    """How far the event topic was written, aborted records included."""
-    reports = ClientReports()
-    return sum(end_offsets(settings, open_admin(settings, reports), reports, settings.topic, Deadline(20)).values())
+def seen_by_a_consumer(settings: KafkaSettings) -> list[ReceivedEvent]:
+    """What can be read now, before the open transaction."""
+    seen = []
+    with pytest.raises(KafkaUnavailable, match="stands still: partition"):
+        for event in read_events(settings, stall_seconds=0.5):
+            seen.append(event)
+    return seen
 
 
-def test_message_too_large(
-    kafka_settings: KafkaSettings, records: BreachRecords, publish: Publish, set_topic_config: SetTopicConfig
-) -> None:
+def test_message_too_large(kafka_settings: KafkaSettings, records: BreachRecords, publish: Publish) -> None:
     """The broker's limit, met at delivery. The other events are small, and go out together in batches that fit it."""
-    set_topic_config("max.message.bytes", "3000")
+    set_topic_config(kafka_settings, kafka_settings.topic, "max.message.bytes", "3000")
     records.add(60)
-    (too_large,) = records.add(1, padding=secrets.token_hex(4000))
+    (too_large,) = records.add(1, padding_bytes=40_000)
     records.add(60)
     ticket_id = records.expected()[too_large - 1][1]
     for _ in range(2):
         with pytest.raises(KafkaError, match=rf"too large .*ticket TCK-{too_large} \(id {ticket_id}, sequence {too_large}, \d+ bytes\)"):
             publish(kafka_settings)
         assert records.positions() == (0, 121)
-        assert list(read_events(kafka_settings)) == []
-    set_topic_config("max.message.bytes", "1048588")
+        assert seen_by_a_consumer(kafka_settings) == []
+    set_topic_config(kafka_settings, kafka_settings.topic, "max.message.bytes", "1048588")
     assert publish(kafka_settings) == PublishTotals(published=121, transactions=1)
     records.assert_each_published_once_in_order(kafka_settings)
 
@@ -61,7 +40,7 @@ def test_message_too_large(
 def test_message_too_large_for_the_client(kafka_settings: KafkaSettings, records: BreachRecords, publish: Publish) -> None:
     """The client's limit, met when the event is handed over."""
     records.add(3)
-    (too_large,) = records.add(1, padding=" " * 1_000_000)
+    (too_large,) = records.add(1, padding_bytes=1_000_000)
     records.add(3)
     with pytest.raises(KafkaError, match=rf"while handing events to the client .*ticket TCK-{too_large} "):
         publish(kafka_settings)
@@ -71,18 +50,16 @@ def test_message_too_large_for_the_client(kafka_settings: KafkaSettings, records
     records.assert_each_published_once_in_order(kafka_settings)
 
 
-def test_delivery_fails_for_one(
-    kafka_settings: KafkaSettings, records: BreachRecords, publish: Publish, set_topic_config: SetTopicConfig
-) -> None:
+def test_delivery_fails_for_one(kafka_settings: KafkaSettings, records: BreachRecords, publish: Publish) -> None:
     """All others of its transaction were delivered, and must not be seen either."""
-    set_topic_config("max.message.bytes", "3000")
+    set_topic_config(kafka_settings, kafka_settings.topic, "max.message.bytes", "3000")
     records.add(40)
-    records.add(1, padding=secrets.token_hex(4000))
+    records.add(1, padding_bytes=40_000)
     with pytest.raises(KafkaError, match="while delivering events"):
         publish(kafka_settings)
-    assert written_offsets(kafka_settings) >= 40
-    assert list(read_events(kafka_settings, stall_seconds=60)) == []
-    set_topic_config("max.message.bytes", "1048588")
+    assert written_offsets(kafka_settings, kafka_settings.topic) >= 40
+    assert seen_by_a_consumer(kafka_settings) == []
+    set_topic_config(kafka_settings, kafka_settings.topic, "max.message.bytes", "1048588")
     assert publish(kafka_settings) == PublishTotals(published=41, transactions=1)
     records.assert_each_published_once_in_order(kafka_settings)
 
@@ -99,7 +76,7 @@ def test_a_record_larger_than_the_whole_queue_is_told_and_not_passed(
     kafka_settings: KafkaSettings, records: BreachRecords, publish: Publish
 ) -> None:
     records.add(3)
-    records.add(1, padding=" " * 3000)
+    records.add(1, padding_bytes=3_000)
     tiny = KafkaSettings(kafka_settings.bootstrap_servers, kafka_settings.topic, {"queue.buffering.max.kbytes": "2"})
     with pytest.raises(KafkaError, match=r"queue holds fewer events .*queue\.buffering\.max\.kbytes"):
         publish(tiny)

@@ -8,6 +8,8 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+__all__ = ["Result", "explore"]
+
 State = TypeVar("State", bound=Hashable)
 
 
@@ -16,10 +18,10 @@ class Result(Generic[State]):
     """What a search came to. Without a violation the whole space was seen; with one, the search ended at the first."""
 
     state_count: int
-    violated: str | None
-    history: tuple[str, ...]
-    """The labels of a shortest path from an initial state to the violation: no shorter one exists, since the search is breadth-first."""
-    final: State | None
+    violated: str | None = None
+    history: tuple[str, ...] = ()
+    """The labels of a shortest path from an initial state to the violation: the search is breadth-first, so there is no shorter one."""
+    final: State | None = None
     """The state that violates."""
 
 
@@ -28,31 +30,33 @@ def explore(
     successors: Callable[[State], Iterable[tuple[str, State]]],
     invariants: Mapping[str, Callable[[State], bool]],
 ) -> Result[State]:
-    """Visit all states reachable from ``initial``; stop at the first that breaks one of ``invariants`` (which are true of a good state)."""
+    """Visit all states reachable from ``initial``; stop at the first that breaks one of ``invariants``, each true of a good state."""
     came_from: dict[State, tuple[State, str] | None] = {}
-    queue: deque[State] = deque()
+    waiting: deque[State] = deque()
 
     def visit(state: State, origin: tuple[State, str] | None) -> str | None:
-        if state in came_from:
+        known_count = len(came_from)
+        # one look-up instead of two: hashing a nested state is most of the search's cost
+        came_from.setdefault(state, origin)
+        if len(came_from) == known_count:
             return None
-        came_from[state] = origin
-        queue.append(state)
+        waiting.append(state)
         return next((name for name, holds in invariants.items() if not holds(state)), None)
 
     def found(violated: str, state: State) -> Result[State]:
         labels = []
-        step = came_from[state]
-        while step is not None:
-            labels.append(step[1])
-            step = came_from[step[0]]
+        origin = came_from[state]
+        while origin is not None:
+            labels.append(origin[1])
+            origin = came_from[origin[0]]
         return Result(len(came_from), violated, tuple(reversed(labels)), state)
 
     for state in initial:
         if violated := visit(state, None):
             return found(violated, state)
-    while queue:
-        state = queue.popleft()
+    while waiting:
+        state = waiting.popleft()
         for label, successor in successors(state):
             if violated := visit(successor, (state, label)):
                 return found(violated, successor)
-    return Result(len(came_from), None, (), None)
+    return Result(len(came_from))

@@ -1,83 +1,23 @@
 """The publishing protocol of ``sla_pipeline/kafka/takeover.py`` as a machine of states, with all that may happen to it.
 
-What belongs here: two publishers that take the relay's steps under the relay's names, what Postgres and Kafka do, what goes wrong, and the
-properties that must hold. What does not: the search (``explorer.py``), and which shortcut breaks what (``test_protocol_model.py``).
+What belongs here: two publishers that take the relay's steps under the relay's names, what Postgres and Kafka do meanwhile, what goes
+wrong. What does not: the state and its properties (``world.py``), the search (``explorer.py``), which shortcut breaks what
+(``test_protocol_model.py``).
 
 One move is one thing that another party can see: a statement in Postgres, a request that Kafka carries out. Between any two moves anything
 else may happen. Where the model is unsure of reality it allows more than can happen: a publisher that lost its lock never notices, a
 restore may bring back any older rows with any older ``published_seq``. Crashes, lost locks, lost and late replies are not counted; the
 number of takeovers bounds them. A crash stands for every exception too, for the relay does the same after one: it forgets everything,
-closes nothing, begins again. Three shortenings that change nothing: the lock is not kept, since it may be lost at any moment and is
-looked at for liveness alone; a step that nobody else can see (``connected``, ``begun``) follows at once; a publisher that can only stop
-has stopped.
+closes nothing, begins again. The lock is not kept: it may be lost at any moment, so it may be taken at any moment.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
-__all__ = ["PROPERTIES", "Model", "Protocol", "Publisher", "Row", "Surroundings", "World", "refusal_in"]
+from sla_pipeline_tests.unit.protocol.world import IDLE, ZERO, Publisher, Row, Transaction, World, failed_closed, listed, refusal_in
 
-
-class Row(NamedTuple):
-    """A breach record, or the progress record that names it. A ticket marked again after a restore is another row: its ``era`` differs."""
-
-    seq: int
-    ticket: str
-    era: int
-
-    def __str__(self) -> str:
-        return f"{self.seq}={self.ticket}{chr(39) * self.era}" if self.seq else "0"
-
-
-# what the progress topic holds when it is created
-ZERO = Row(0, "", 0)
-
-
-class Transaction(NamedTuple):
-    """What the broker holds of the open Kafka transaction."""
-
-    rows: tuple[Row, ...]
-    progress: Row | None
-
-
-class Publisher(NamedTuple):
-    """One process: the last step it has ended, and what it remembers. ``era`` tells the Postgres that its session is with."""
-
-    step: str = "idle"
-    era: int = 0
-    epoch: int = 0
-    published_seq: int = 0
-    next_seq: int = 0
-    position: Row | None = None
-    batch: tuple[Row, ...] = ()
-
-
-IDLE = Publisher()
-# a publisher that failed closed has forgotten everything but the reason
-_FAIL_CLOSED = "fail closed: "
-
-
-class World(NamedTuple):
-    """Everything at one moment."""
-
-    publishers: tuple[Publisher, Publisher] = (IDLE, IDLE)
-    rows: tuple[Row, ...] = ()
-    published_seq: int = 0
-    era: int = 0
-    """How often Postgres was restored."""
-    epoch: int = 0
-    transaction: Transaction | None = None
-    late_commit: bool = False
-    """A request to commit is still under way. One of an older epoch is refused, so a new epoch clears this."""
-    progress: tuple[Row, ...] = (ZERO,)
-    """The committed records of the progress topic; only the newest, unless the surroundings can bring an older one back."""
-    visible: tuple[Row, ...] = ()
-    """The events that a read_committed consumer sees."""
-    harm_count: int = 0
-    """How often the progress topic was harmed."""
-    passed: Row | None = None
-    """A row that was taken for published though it is not visible."""
+__all__ = ["Model", "Protocol", "Surroundings"]
 
 
 @dataclass(frozen=True)
@@ -121,8 +61,6 @@ class Surroundings:
     """How often the progress topic loses its newest record: a broker that loses what it has acknowledged."""
     stable_offset_lags: bool = False
     """A committed record may stay hidden from read_committed clients for a while, even after a fence."""
-    names_exchangeable: bool = False
-    """Worlds that differ only in which publisher is which are one: half the search, but in a history the names may change sides."""
 
 
 Moves = Iterator[tuple[str, World]]
@@ -134,43 +72,58 @@ class Model:
 
     protocol: Protocol = Protocol()
     surroundings: Surroundings = Surroundings()
+    shortened: bool = True
+    """A step that nobody else can see (``connected``, ``begun``) follows at once, and worlds whose difference can no longer show are one."""
+    names_exchangeable: bool = False
+    """Worlds that differ only in which publisher is which are one: half the search, but in a history the names may change sides."""
 
     def successors(self, world: World) -> Moves:
         """Every move that is possible now."""
         if refusal_in(world):
             return  # a later cycle that tries again is a publisher that forgot everything: the crash at the same place leads there
         for index, me in enumerate(world.publishers):
-            if me.step == "locked" or (me.step == "rows_read" and me.batch):
+            if self.shortened and (me.step == "locked" or (me.step == "rows_read" and me.batch)):
                 yield from self.steps_of(world, index)
                 return
         for told, after in (*self._postgres(world), *self._kafka(world)):
             yield told, self._settled(after)
         for index, me in enumerate(world.publishers):
-            if me is not IDLE and me != IDLE:
-                yield f"{'AB'[index]}: crashes", self._settled(_with(world, index, IDLE))
+            if me != IDLE:
+                yield f"{'AB'[index]}: crashes", self._settled(world.with_publisher(index, IDLE))
             yield from self.steps_of(world, index)
 
     def steps_of(self, world: World, index: int) -> Moves:
-        """The ways in which one publisher can take its next step."""
+        """The ways in which one publisher can take its next step; the one without a fault first."""
         for told, after in self._step(world, index, world.publishers[index]):
             yield f"{'AB'[index]}: {told}", self._settled(after)
 
     def _settled(self, world: World) -> World:
         """The same world without differences that can no longer show."""
+        protocol, bounds = self.protocol, self.surroundings
+        if not self.shortened or refusal_in(world):
+            return world
         for index, me in enumerate(world.publishers):
-            fenced = me.epoch != world.epoch and (me.step in ("begun", "produced", "flushed") or (me.step == "rows_read" and me.batch))
-            cut = self.protocol.session_of_the_lock and me.era != world.era
-            if fenced or (cut and me.step in ("locked", "connected", "fenced", "progress_read", "committed")):
-                world = _with(world, index, IDLE)
-        once = self.protocol.one_transaction_per_producer and self.protocol.takeover_after_failed_commit
-        if world.late_commit and once and not world.transaction:
-            world = world._replace(late_commit=False)
-        if len(world.progress) > 1 and not (self.surroundings.stable_offset_lags or self.surroundings.tail_loss_count):
+            writing = me.step in ("begun", "produced", "flushed") or (me.step == "rows_read" and bool(me.batch))
+            if (writing and me.epoch != world.epoch) or (not writing and me != IDLE and self._session_ended(world, me)):
+                # it can only stop
+                world = world.with_publisher(index, IDLE)
+            elif me.epoch not in (0, world.epoch):
+                world = world.with_publisher(index, me._replace(epoch=0))
+        if protocol.one_transaction_per_producer and protocol.takeover_after_failed_commit:
+            if world.transaction is None:
+                world = world._replace(late_commit=False) if world.late_commit else world
+            elif not world.late_commit and not any(me.step in ("produced", "flushed") for me in world.publishers):
+                # nobody can commit it any more
+                world = world._replace(transaction=Transaction((), world.transaction.progress and ZERO))
+        if len(world.progress) > 1 and not (bounds.stable_offset_lags or bounds.tail_loss_count):
             world = world._replace(progress=world.progress[-1:])
         one, other = world.publishers
-        if self.surroundings.names_exchangeable and hash(other) < hash(one):
+        if self.names_exchangeable and hash(other) < hash(one):
             world = world._replace(publishers=(other, one))
         return world
+
+    def _session_ended(self, world: World, me: Publisher) -> bool:
+        return self.protocol.session_of_the_lock and me.era != world.era
 
     # --- what happens by itself -------------------------------------------------------------------------------------------------------
 
@@ -185,22 +138,22 @@ class Model:
             for kept in range(len(rows) + 1):
                 for published_seq in range(min(kept, world.published_seq) + 1):
                     if (kept, published_seq) != (len(rows), world.published_seq):
-                        told = f"Postgres: is restored to rows {_listed(rows[:kept])}, published_seq {published_seq}"
+                        told = f"Postgres: is restored to rows {listed(rows[:kept])}, published_seq {published_seq}"
                         yield told, world._replace(rows=rows[:kept], published_seq=published_seq, era=era + 1)
 
     def _kafka(self, world: World) -> Moves:
         bounds, transaction, newer = self.surroundings, world.transaction, world.epoch < self.surroundings.takeover_count
         if world.late_commit:
-            told = f"commits {_listed(transaction.rows)}" if transaction else "changes nothing"
-            yield f"Kafka: the late request to commit arrives, {told}", _committed(world)._replace(late_commit=False)
+            told = f"commits {listed(transaction.rows)}" if transaction else "changes nothing"
+            yield f"Kafka: the late request to commit arrives, {told}", world.committed()._replace(late_commit=False)
         if transaction and newer:
-            yield "Kafka: aborts the open transaction after its time-out", _fenced(world)
+            yield "Kafka: aborts the open transaction after its time-out", world.fenced()
         if world.harm_count < bounds.recreation_count:
             emptied = transaction and transaction._replace(progress=None)
             told = "Kafka: the progress topic is deleted and created anew, empty"
             yield told, world._replace(progress=(), transaction=emptied, harm_count=world.harm_count + 1)
         if not world.progress and newer and (bounds.record_zero_rewritten == "always" or not world.visible):
-            yield "migrate: fences, writes the record with sequence 0", _fenced(world)._replace(progress=(ZERO,))
+            yield "migrate: fences, writes the record with sequence 0", world.fenced()._replace(progress=(ZERO,))
         if world.progress and world.harm_count < bounds.tail_loss_count:
             told = f"Kafka: the progress topic loses its newest record, {world.progress[-1]}"
             yield told, world._replace(progress=world.progress[:-1], harm_count=world.harm_count + 1)
@@ -216,14 +169,18 @@ class Model:
                 next_seq = 0 if self.protocol.next_seq_after_progress else len(world.rows)
                 fresh = Publisher(step, era=world.era, published_seq=world.published_seq, next_seq=next_seq)
                 lost = "" if other == IDLE else f", {'BA'[index]} having lost its lock"
-                yield f"locked (published_seq {world.published_seq}{lost})", _with(world, index, fresh)
+                yield f"locked (published_seq {world.published_seq}{lost})", world.with_publisher(index, fresh)
             case "connected" | "begun":
-                yield step, _with(world, index, me._replace(step=step))
+                yield step, world.with_publisher(index, me._replace(step=step))
             case "fenced":
                 if world.epoch < self.surroundings.takeover_count:
-                    after = _fenced(world)
+                    after = world.fenced()
                     told = f"fenced (epoch {after.epoch}{', aborts an open transaction' if world.transaction else ''})"
-                    yield told, _with(after, index, me._replace(step=step, epoch=after.epoch))
+                    yield told, after.with_publisher(index, me._replace(step=step, epoch=after.epoch))
+            case "produced" | "flushed" | "committed" if me.epoch != world.epoch:
+                return  # fenced; the takeover ends as in a crash
+            case "rows_read" | "advanced" if self._session_ended(world, me):
+                return  # likewise
             case "progress_read":
                 yield from self._progress_read(world, index, me)
             case "rows_read":
@@ -231,18 +188,17 @@ class Model:
             case "produced":
                 yield from self._produced(world, index, me)
             case "flushed":
-                if world.transaction:  # outside a transaction the broker refuses the record, and the takeover ends as in a crash
+                if world.transaction:  # outside a transaction the broker refuses the record
                     progress = me.batch[-1] if self.protocol.position_in_kafka else None
                     after = world._replace(transaction=world.transaction._replace(progress=progress))
-                    yield step, _with(after, index, me._replace(step=step))
+                    yield step, after.with_publisher(index, me._replace(step=step))
             case "committed":
                 yield from self._commit(world, index, me)
             case "advanced":
                 yield from self._advanced(world, index, me)
 
     def _progress_read(self, world: World, index: int, me: Publisher) -> Moves:
-        newest = world.progress[-1] if world.progress else None
-        known: tuple[Row | None, ...] = (newest,)
+        known: tuple[Row | None, ...] = world.progress[-1:] or (None,)
         if not self.protocol.position_in_kafka:
             known = (world.rows[me.published_seq - 1] if me.published_seq else ZERO,)
         elif self.protocol.end_from_uncommitted_reader:
@@ -252,16 +208,16 @@ class Model:
             known = (None, *world.progress)
         for position in known:
             told = f"progress_read ({'no record' if position is None else position})"
-            yield told, _with(world, index, me._replace(step="progress_read", position=position))
+            yield told, world.with_publisher(index, me._replace(step="progress_read", position=position))
 
     def _rows_read(self, world: World, index: int, me: Publisher) -> Moves:
         if refusal := self._refusal(world, me):
-            yield f"fails closed, {refusal}", _with(world, index, Publisher(_FAIL_CLOSED + refusal))
+            yield f"fails closed, {refusal}", world.with_publisher(index, failed_closed(refusal))
             return
         position = me.position or ZERO
         batch = world.rows[position.seq : position.seq + self.surroundings.batch_size]
         after = Publisher("rows_read", me.era, me.epoch, position=None if batch else position, batch=batch)
-        yield f"rows_read ({_listed(batch)})", _with(_taken_for_published(world, position.seq), index, after)
+        yield f"rows_read ({listed(batch)})", world.taken_for_published(position.seq).with_publisher(index, after)
 
     def _refusal(self, world: World, me: Publisher) -> str | None:
         """Why a publisher must not go on from what it has read; None when all of it agrees."""
@@ -287,68 +243,27 @@ class Model:
             arriving[f"produced (without {me.batch[-1]}, which did not fit into the queue)"] = me.batch[:-1]
         for told, rows in arriving.items():
             after = world._replace(transaction=Transaction((*already, *rows), None))
-            yield told, _with(after, index, me._replace(step="produced"))
+            yield told, after.with_publisher(index, me._replace(step="produced"))
 
     def _commit(self, world: World, index: int, me: Publisher) -> Moves:
         """Every way in which the request to commit and its reply can fare; librdkafka repeats the request by itself."""
-        done, told = _committed(world), _listed(world.transaction.rows if world.transaction else ())
-        committed = _with(done, index, me._replace(step="committed"))
+        told = listed(world.transaction.rows if world.transaction else ())
+        committed = world.committed().with_publisher(index, me._replace(step="committed", batch=me.batch[-1:]))
         yield f"committed ({told})", committed
         yield f"committed ({told}, at the second request; the first is late)", committed._replace(late_commit=True)
         if self.protocol.takeover_after_failed_commit:
             then, left = "gives up", IDLE
         else:
             then, left = "takes it for not committed", me._replace(step="rows_read")
-        yield f"commits {told}, gets no reply and {then}", _with(done, index, left)
-        yield f"asks to commit, the request is late, {then}", _with(world, index, left, late_commit=True)
+        yield f"commits {told}, gets no reply, {then}", world.committed().with_publisher(index, left)
+        yield f"asks to commit, the request is late, {then}", world.with_publisher(index, left)._replace(late_commit=True)
 
     def _advanced(self, world: World, index: int, me: Publisher) -> Moves:
         reached = me.batch[-1] if me.batch else me.position or ZERO
-        cut = self.protocol.session_of_the_lock and me.era != world.era
-        if cut or reached.seq > len(world.rows):  # the table's constraint: published_seq <= next_seq
+        if reached.seq > len(world.rows):  # the table's constraint: published_seq <= next_seq
             return
         published_seq = max(world.published_seq, reached.seq)
-        after = _taken_for_published(world._replace(published_seq=published_seq), published_seq)
+        after = world._replace(published_seq=published_seq).taken_for_published(published_seq)
         goes_on = me.batch and not self.protocol.one_transaction_per_producer
         left = Publisher("progress_read", me.era, me.epoch, position=reached) if goes_on else IDLE
-        yield f"advanced (published_seq {published_seq})", _with(after, index, left)
-
-
-def _with(world: World, index: int, publisher: Publisher, *, late_commit: bool = False) -> World:
-    publishers = (publisher, world.publishers[1]) if index == 0 else (world.publishers[0], publisher)
-    return world._replace(publishers=publishers, late_commit=late_commit or world.late_commit)
-
-
-def _fenced(world: World) -> World:
-    return world._replace(epoch=world.epoch + 1, transaction=None, late_commit=False)
-
-
-def _committed(world: World) -> World:
-    if world.transaction is None:
-        return world
-    rows, progress = world.transaction
-    told = (*world.progress, progress) if progress else world.progress
-    return world._replace(transaction=None, visible=(*world.visible, *rows), progress=told)
-
-
-def _taken_for_published(world: World, seq: int) -> World:
-    passed = next((row for row in world.rows[:seq] if row not in world.visible), None)
-    return world._replace(passed=passed) if passed else world
-
-
-def _listed(rows: tuple[Row, ...]) -> str:
-    return " ".join(map(str, rows)) or "none"
-
-
-def refusal_in(world: World) -> str | None:
-    """Why a publisher has failed closed; None when none has."""
-    steps = (me.step for me in world.publishers)
-    return next((step.removeprefix(_FAIL_CLOSED) for step in steps if step.startswith(_FAIL_CLOSED)), None)
-
-
-PROPERTIES = {
-    "no ticket has two events": lambda world: len({row.ticket for row in world.visible}) == len(world.visible),
-    "no row is passed over": lambda world: world.passed is None,
-    "events come in the order of the rows": lambda world: [row.seq for row in world.visible] == sorted(row.seq for row in world.visible),
-    "no false alarm": lambda world: bool(world.era or world.harm_count) or not refusal_in(world),
-}
+        yield f"advanced (published_seq {published_seq})", after.with_publisher(index, left)

@@ -1,0 +1,235 @@
+"""The auditor's own statements: positions, breach records, marks and what the tickets say of them. Reads only; sla_analyst's rights do.
+
+What belongs here: SQL, and rows as they come. What does not: comparing with the topic (``ledger.py``), the rule (``breach.judge``).
+
+Everything but the first look at the position is read in ONE read-only snapshot. Records and tickets change in one transaction of the
+job, so within a snapshot a mark without a record, or the other way round, is never a race.
+
+**What proves a false breach.** A ticket goes on living after its mark: it is answered, resolved, given another deadline. So its present
+row proves nothing, unless it is the very row that the mark left behind: then the rule must find on it exactly the breach that was
+recorded. It is that row when ``updated_at`` still is the record's ``breached_at`` (the mark sets it, the support service moves it) and
+when ticket and record were written by the same transaction (``xmin``), which also sees a script that forgot ``updated_at``.
+
+**What does not.** A reply dated before the mark on a row that changed after it. The operator's application takes the time when he clicks,
+commits later, again after a conflict, by another machine's clock; a mail gateway dates a reply by the mail. At the moment of the mark
+the row may well have been without it. Up to a minute that is the normal course of things and not reported; beyond, a warning.
+
+**Overdue for long** counts from the deadline, or from the ticket's last change when that is later: it may have been given this deadline,
+or been reopened, a moment ago.
+"""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from datetime import datetime, timedelta
+from typing import NamedTuple
+
+import psycopg
+from psycopg import IsolationLevel
+from psycopg.rows import args_row
+
+from sla_pipeline.audit.contract import RecordRow
+from sla_pipeline.audit.findings import EXAMPLE_LIMIT, Check, Example, Tally
+from sla_pipeline.breach import judge
+from sla_pipeline.errors import DatabaseError
+from sla_pipeline.postgres.session import PostgresSettings
+
+__all__ = ["PATIENCE", "Postgres", "Relay", "open_postgres"]
+
+PATIENCE = timedelta(minutes=2)
+"""How long a ticket may be overdue and unmarked, or a record wait: the detection delay's p99 (SPEC 3.5)."""
+# a form's round trip, a second try after a conflict, and what two clocks differ by
+_REPLY_TOLERANCE = timedelta(minutes=1)
+# a join of millions of tickets takes tens of seconds; more means that the server is in trouble
+_STATEMENT_TIMEOUT = "5min"
+# comparing a thousand rows takes milliseconds: longer silence inside the snapshot means that the auditor froze, and it holds back vacuum
+_IDLE_IN_TRANSACTION_TIMEOUT = "1min"
+# rows of one network round trip: a megabyte or two
+_FETCH_ROWS = 2_000
+
+_RELAY = "select published_seq, next_seq from support.ticket_sla_relay where id = 1"
+_RECORD_COUNT = "select count(*) from support.ticket_sla_breaches"
+
+# Index: the primary key, in its order. Times as text: 'infinity' becomes null and differs from every payload.
+_WIRE_FORMAT = 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'
+_RECORDS = f"""
+select seq, ticket_id, number, kind, to_char(due_at at time zone 'UTC', '{_WIRE_FORMAT}'),
+    to_char(breached_at at time zone 'UTC', '{_WIRE_FORMAT}'), correlation_id, payload,
+    due_at < breached_at, recorded_at < %(now_utc)s - %(patience)s
+from support.ticket_sla_breaches order by seq
+"""  # noqa: S608  put together from constants of this module, as below
+
+_UNTOUCHED = "t.xmin = b.xmin and t.updated_at = b.breached_at"
+
+
+def _within_python(column: str) -> str:
+    """The column, with what Python's datetime cannot hold moved to its ends: the rule only compares."""
+    low, high = "timestamptz '0001-01-02 00:00+00'", "timestamptz '9999-12-30 00:00+00'"
+    return f"case when {column} < {low} then {low} when {column} > {high} then {high} else {column} end"
+
+
+# A hash join of both tables: O(tickets).
+_PROVABLE = f"""
+select b.seq, b.ticket_id, b.number, b.kind, {_within_python("b.due_at")}, {_within_python("b.breached_at")},
+    t.status, {_within_python("t.first_response_due_at")}, {_within_python("t.first_response_at")},
+    {_within_python("t.resolution_due_at")}, {_within_python("t.resolved_at")}
+from support.ticket_sla_breaches b join support.tickets t on t.id = b.ticket_id
+where {_UNTOUCHED} order by b.seq
+"""  # noqa: S608
+
+# each answers ticket_id, number, seq; ties are told by the wrapper below. Cost: a scan or a hash join of the tables named, O(tickets).
+_PAST_DEADLINE = """
+(t.status in ('New', 'InWork') and not t.sla_breached and t.first_response_at is null
+        and t.first_response_due_at < %(now_utc)s - %(patience)s
+    or t.status = 'InWork' and not t.sla_breached and t.resolved_at is null and t.resolution_due_at < %(now_utc)s - %(patience)s)
+"""
+_CHANGED_LATELY = "t.updated_at >= %(now_utc)s - %(patience)s"
+# no record is older than the oldest one, so a ticket that is younger than that cannot have lost its own to housekeeping
+_OLDER_THAN_RECORDS = """
+exists (select from (select seq, breached_at from support.ticket_sla_breaches order by seq limit 1) oldest
+    where oldest.seq > 1 and t.created_at < oldest.breached_at)
+"""
+_MARKED_UNRECORDED = "t.sla_breached and not exists (select from support.ticket_sla_breaches b where b.ticket_id = t.id)"
+_SET_ASIDE = "exists (select from support.ticket_sla_set_aside s where s.ticket_id = t.id)"
+_OF_TICKETS = "select t.id, t.number, null::bigint from support.tickets t where"
+_OF_RECORDS = "select b.ticket_id, b.number, b.seq from support.ticket_sla_breaches b"
+_JOINED = f"{_OF_RECORDS} join support.tickets t on t.id = b.ticket_id where"
+_QUESTIONS = {
+    Check.RECORD_TICKET_TWICE: """
+        select ticket_id, max(number), max(seq) from support.ticket_sla_breaches group by ticket_id having count(*) > 1""",
+    Check.MARK_WITHOUT_RECORD: f"{_OF_TICKETS} {_MARKED_UNRECORDED} and not {_OLDER_THAN_RECORDS}",
+    Check.MARK_OLDER_THAN_RECORDS: f"{_OF_TICKETS} {_MARKED_UNRECORDED} and {_OLDER_THAN_RECORDS}",
+    Check.RECORD_OF_UNMARKED: f"{_JOINED} not t.sla_breached",
+    Check.RECORD_OF_DELETED_TICKET: f"{_OF_RECORDS} where not exists (select from support.tickets t where t.id = b.ticket_id)",
+    Check.OVERDUE_UNMARKED: f"{_OF_TICKETS} {_PAST_DEADLINE} and not {_CHANGED_LATELY}",
+    Check.OVERDUE_SET_ASIDE: f"{_OF_TICKETS} {_PAST_DEADLINE} and not {_CHANGED_LATELY} and {_SET_ASIDE}",
+    Check.OVERDUE_CHANGED_LATELY: f"{_OF_TICKETS} {_PAST_DEADLINE} and {_CHANGED_LATELY}",
+    Check.REPLY_BEFORE_BREACH: f"""{_JOINED} not ({_UNTOUCHED})
+        and case b.kind when 'FirstResponse' then t.first_response_at else t.resolved_at end < b.breached_at - %(reply_tolerance)s""",
+    Check.DEADLINE_EDITED: f"""{_JOINED} not ({_UNTOUCHED})
+        and case b.kind when 'FirstResponse' then t.first_response_due_at else t.resolution_due_at end is distinct from b.due_at""",
+}
+_MARKED_COUNT = "select count(*) from support.tickets where sla_breached"
+# Index: primary keys. A deleted ticket's number is in its record.
+_NUMBERS = """
+select id, number from support.tickets where id = any(%(ids)s::uuid[])
+union select ticket_id, number from support.ticket_sla_breaches where ticket_id = any(%(ids)s::uuid[])
+"""
+
+
+class Relay(NamedTuple):
+    """The publisher's row: everything up to ``published_seq`` is published, records 1 to ``next_seq`` were written."""
+
+    published_seq: int
+    next_seq: int
+
+
+class _MarkedRow(NamedTuple):
+    """A record and the ticket as the mark left it. It has what ``breach.judge`` looks at; at the mark it was not breached yet."""
+
+    seq: int
+    ticket_id: str
+    number: str
+    kind: str
+    due_at: datetime
+    breached_at: datetime
+    status: str
+    first_response_due_at: datetime | None
+    first_response_at: datetime | None
+    resolution_due_at: datetime | None
+    resolved_at: datetime | None
+
+    @property
+    def sla_breached(self) -> bool:
+        """As it was when the mark was made."""
+        return False
+
+    @property
+    def is_right(self) -> bool:
+        """The rule finds the recorded breach, of the recorded kind, by the recorded deadline."""
+        breach = judge(self, self.breached_at)
+        return breach is not None and (breach.kind.value, breach.due_at) == (self.kind, self.due_at)
+
+
+@contextlib.contextmanager
+def open_postgres(settings: PostgresSettings, *, now_utc: datetime) -> Iterator["Postgres"]:
+    """A session for an audit at ``now_utc``. Raises ``DatabaseError`` (missing right, table, column) or ``DatabaseUnavailable``."""
+    with settings.session(purpose="audit") as connection:
+        try:
+            connection.isolation_level = IsolationLevel.REPEATABLE_READ
+            connection.read_only = True
+            connection.execute(f"set statement_timeout = '{_STATEMENT_TIMEOUT}'")
+            connection.execute(f"set idle_in_transaction_session_timeout = '{_IDLE_IN_TRANSACTION_TIMEOUT}'")
+            yield Postgres(connection, now_utc)
+        except psycopg.errors.InsufficientPrivilege as error:
+            raise DatabaseError(
+                f"{error.diag.message_primary} in {settings.place}; an audit needs membership of role sla_analyst"
+                " (`grant sla_analyst to LOGIN`)"
+            ) from error
+
+
+class Postgres:
+    """The auditor's look at Postgres."""
+
+    def __init__(self, connection: psycopg.Connection, now_utc: datetime) -> None:
+        self._connection = connection
+        self._values = {"now_utc": now_utc, "patience": PATIENCE, "reply_tolerance": _REPLY_TOLERANCE}
+
+    def relay(self) -> Relay:
+        """The publisher's row as it is now, or, inside ``snapshot``, as it was at its beginning."""
+        with self._connection.cursor(row_factory=args_row(Relay)) as cursor:
+            row = cursor.execute(_RELAY).fetchone()
+        if row is None:
+            raise DatabaseError(
+                "support.ticket_sla_relay is empty: the publisher's position is gone; migrations write it, so the table was emptied"
+            )
+        return row
+
+    @contextlib.contextmanager
+    def snapshot(self) -> Iterator[None]:
+        """All that is read inside the block is as of one moment, its first statement."""
+        with self._connection.transaction():
+            yield
+
+    def record_count(self) -> int:
+        """How many breach records there are."""
+        return self._count(_RECORD_COUNT)
+
+    def marked_count(self) -> int:
+        """How many tickets are marked."""
+        return self._count(_MARKED_COUNT)
+
+    def records(self) -> Iterator[RecordRow]:
+        """The breach records in rising sequence, streamed; inside ``snapshot``."""
+        with self._connection.cursor("audit_records", row_factory=args_row(RecordRow)) as cursor:
+            cursor.itersize = _FETCH_ROWS
+            yield from cursor.execute(_RECORDS, self._values)
+
+    def judge_marks(self, tally: Tally) -> int:
+        """Judge every mark whose ticket is unchanged since by the rule; returns how many there are. Inside ``snapshot``."""
+        count = 0
+        with self._connection.cursor("audit_marks", row_factory=args_row(_MarkedRow)) as cursor:
+            cursor.itersize = _FETCH_ROWS
+            for row in cursor.execute(_PROVABLE):
+                count += 1
+                if not row.is_right:
+                    tally.add(Check.FALSE_BREACH, Example(row.ticket_id, row.number, row.seq))
+        return count
+
+    def ask_tickets(self, tally: Tally) -> None:
+        """Ask all that a statement alone can answer. Inside ``snapshot``."""
+        for check, question in _QUESTIONS.items():
+            found = self._connection.execute(
+                # the window counts all of them, the limit keeps the first few
+                f"select *, count(*) over () from ({question}) found (ticket_id, number, seq) order by seq, number limit {EXAMPLE_LIMIT}",  # noqa: S608
+                self._values,
+            ).fetchall()
+            if found:
+                tally.add_all(check, [Example(*row[:3]) for row in found], found[0][3])
+
+    def numbers(self, ticket_ids: Sequence[str]) -> dict[str, str]:
+        """The numbers of some tickets, of those that are known."""
+        return dict(self._connection.execute(_NUMBERS, {"ids": list(ticket_ids)}).fetchall()) if ticket_ids else {}
+
+    def _count(self, statement: str) -> int:
+        row = self._connection.execute(statement).fetchone()
+        return int(row[0]) if row else 0

@@ -1,0 +1,60 @@
+"""The report for people: a table. What does not belong here: the report for programs (``AuditReport.as_dict``), or any judgement."""
+
+from rich.table import Table
+from rich.text import Text
+
+from sla_pipeline.audit.findings import AuditReport, Example, Finding, Severity
+
+__all__ = ["as_table"]
+
+_STYLES = {Severity.FAULT: "bold red", Severity.WARNING: "yellow", Severity.INFORMATION: "cyan"}
+
+
+def as_table(report: AuditReport) -> Table:
+    """Every fault and warning that was looked for, with its count and first cases; of the information, what was found."""
+    table = Table(
+        "weight", "looked for", "count", "first cases", title=f"audit at {report.now_utc:%Y-%m-%d %H:%M:%S} UTC", caption=_verdict(report)
+    )
+    for finding in report.findings:
+        if finding.count or finding.check.severity is not Severity.INFORMATION:
+            table.add_row(
+                finding.check.severity.value,
+                finding.check.title,
+                f"{finding.count:,}",
+                _cases(finding),
+                style=_STYLES[finding.check.severity] if finding.count else "dim",
+            )
+    return table
+
+
+def _verdict(report: AuditReport) -> str:
+    positions = report.positions
+    read = (
+        f"{report.marked_count:,} marked tickets, {report.record_count:,} breach records, {report.event_count:,} events; published: "
+        f"{positions.published_seq} by Postgres, {positions.progress_seq} by Kafka, of {positions.next_seq}; "
+        f"{report.proven_count:,} marks judged by the ticket's unchanged row"
+    )
+    return f"{'they agree' if report.clean else 'they DO NOT agree'}: {read}"
+
+
+def _cases(finding: Finding) -> Text:
+    """One case a line. A number is text of another system: no markup of the console may come to life in it."""
+    lines = [_case(example) for example in finding.examples]
+    if lines and finding.count > len(lines):
+        lines.append("...")
+    return Text("\n".join(lines))
+
+
+def _case(example: Example) -> str:
+    named = {
+        "": example.number,
+        "id ": example.ticket_id,
+        "seq ": example.seq,
+        "partition ": example.partition,
+        "offset ": example.offset,
+    }
+    return " ".join(f"{name}{_printable(str(value))}" for name, value in named.items() if value is not None)
+
+
+def _printable(text: str) -> str:
+    return "".join(character if character.isprintable() else "?" for character in text)

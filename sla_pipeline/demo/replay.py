@@ -1,0 +1,213 @@
+"""Plays the incident log, minute by minute, on a simulated clock: real cycles, real PostgreSQL, real Kafka; the topic tells the result.
+
+What belongs here: the loop over the minutes, and reading back what came out at the far end. What does not: the log's rules
+(``ticket_history.py``), the cycle (``monitor/``).
+"""
+
+import csv
+import io
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import psycopg
+
+from sla_pipeline.breach import BreachKind
+from sla_pipeline.cycle import CycleInput, SimulatedClock
+from sla_pipeline.demo import support_service
+from sla_pipeline.demo.comparison import Comparison, compare
+from sla_pipeline.demo.incident_log import Change, IncidentLog, log_timestamp, read_log
+from sla_pipeline.demo.ticket import Ticket
+from sla_pipeline.demo.ticket_history import after_change, ticks
+from sla_pipeline.demo.worker_login import worker_login
+from sla_pipeline.embedded import embedded_kafka, embedded_postgres
+from sla_pipeline.errors import InputError
+from sla_pipeline.event import TicketSlaBreachedKafkaEvent
+from sla_pipeline.kafka.events import read_events
+from sla_pipeline.kafka.relay import Relay
+from sla_pipeline.kafka.settings import KafkaSettings
+from sla_pipeline.kafka.topics import create_topics
+from sla_pipeline.monitor.runner import run_cycle
+from sla_pipeline.monitor.steps import Database
+from sla_pipeline.postgres.migrate import upgrade
+from sla_pipeline.postgres.session import PostgresSettings, translated_errors
+
+__all__ = ["OnProgress", "ReplayResult", "ReplayedBreach", "replay", "replay_on_embedded_servers"]
+
+OnProgress = Callable[[int, int], None]
+"""Called after each minute with the minutes played and the minutes there are."""
+
+_RECORDS_EXIST = "select exists (select from support.ticket_sla_breaches)"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ReplayedBreach:
+    """One event as it was read from the topic. Times are in UTC."""
+
+    breached_at: datetime
+    number: str
+    kind: BreachKind
+    due_at: datetime
+
+    @classmethod
+    def of(cls, event: TicketSlaBreachedKafkaEvent) -> "ReplayedBreach":
+        """What the event says."""
+        return cls(_moment(event.breached_at), event.number, event.breach_kind, _moment(event.due_at))
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayResult:
+    """What a replay came to. ``breaches`` holds one entry for each event on the topic, sorted; ``tick_count`` counts cycles."""
+
+    breaches: tuple[ReplayedBreach, ...]
+    comparison: Comparison
+    tick_count: int
+    change_count: int
+    ticket_count: int
+    duration_seconds: float
+
+    @property
+    def by_kind(self) -> dict[BreachKind, int]:
+        """Events of each kind."""
+        counts = Counter(breach.kind for breach in self.breaches)
+        return {kind: counts[kind] for kind in BreachKind}
+
+    @property
+    def agree(self) -> bool:
+        """Every marked ticket has one breach record and one event, and there is nothing else."""
+        return self.comparison.agree
+
+    def as_csv(self) -> str:
+        """A line for each event, ``breached_at,number,kind,due_at``, sorted, without a header; times as the log writes them."""
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        for breach in self.breaches:
+            writer.writerow((log_timestamp(breach.breached_at), breach.number, breach.kind.value, log_timestamp(breach.due_at)))
+        return text.getvalue()
+
+    def summary(self) -> str:
+        """The same in a sentence or two."""
+        kinds = ", ".join(f"{count} {kind.value}" for kind, count in self.by_kind.items())
+        verdict = "agree" if self.agree else "DO NOT agree"
+        return (
+            f"{self.change_count} changes of {self.ticket_count} tickets, {self.tick_count} cycles in {self.duration_seconds:.0f} s: "
+            f"{len(self.breaches)} breaches ({kinds}). Marked tickets ({self.comparison.marked_count}), breach records "
+            f"({sum(self.comparison.records_by_kind.values())}) and events ({self.comparison.event_count}) {verdict}."
+        )
+
+
+def replay(
+    log: IncidentLog,
+    *,
+    owner_url: str,
+    worker_url: str,
+    kafka: KafkaSettings,
+    until: datetime | None = None,
+    on_progress: OnProgress = lambda done, total: None,
+) -> ReplayResult:
+    """Play ``log`` up to and including ``until`` (aware), all of it by default, and read the topic back (read_committed).
+
+    The database must be migrated, with ``support.tickets``, and empty; the topics must exist, and be empty. Changes are written as the
+    owner, cycles run as the worker. Raises ``InputError`` when something is there already, ``CycleFailed`` when a cycle failed, and what
+    ``run_cycle`` and ``compare`` raise.
+    """
+    began = time.monotonic()
+    owner = PostgresSettings(owner_url)
+    played = log if until is None else log.until(until)
+    minutes = ticks(log, until)
+    with owner.connect(purpose="replay") as connection, translated_errors(owner):
+        _require_empty(connection, owner, kafka)
+        with closing(Database(PostgresSettings(worker_url))) as database, Relay(kafka) as relay:
+            _play(played, minutes, connection=connection, database=database, relay=relay, on_progress=on_progress)
+    events = (TicketSlaBreachedKafkaEvent.model_validate_json(received.value) for received in read_events(kafka))
+    return ReplayResult(
+        breaches=tuple(sorted(map(ReplayedBreach.of, events))),
+        comparison=compare(owner_url, kafka),
+        tick_count=len(minutes),
+        change_count=len(played.changes),
+        ticket_count=len({change.number for change in played.changes}),
+        duration_seconds=time.monotonic() - began,
+    )
+
+
+def replay_on_embedded_servers(
+    log: Path, *, until: datetime | None = None, on_progress: OnProgress = lambda done, total: None
+) -> ReplayResult:
+    """Play the file ``log`` on a PostgreSQL and a Kafka of its own, in a temporary folder that is gone afterwards.
+
+    Raises ``InputError`` for the file before anything is started, ``ServiceError`` when a server does not start, and as ``replay`` does.
+    """
+    changes = read_log(log)
+    with _temporary_servers() as (owner_url, kafka):
+        return replay(changes, owner_url=owner_url, worker_url=worker_login(owner_url), kafka=kafka, until=until, on_progress=on_progress)
+
+
+@contextmanager
+def _temporary_servers() -> Iterator[tuple[str, KafkaSettings]]:
+    with tempfile.TemporaryDirectory(prefix="sla-replay-") as name:
+        folder = Path(name)
+        # root's PostgreSQL runs as nobody, who must be able to pass through
+        folder.chmod(0o755)
+        with embedded_postgres(folder / "postgres", durable=False) as postgres, embedded_kafka(folder / "kafka") as broker:
+            owner_url = postgres.database("support")
+            upgrade(owner_url, with_tickets=True)
+            kafka = KafkaSettings(broker.bootstrap_servers)
+            create_topics(kafka)
+            yield owner_url, kafka
+
+
+def _require_empty(connection: psycopg.Connection, owner: PostgresSettings, kafka: KafkaSettings) -> None:
+    remedy = "a replay needs a database and topics of its own, freshly migrated"
+    count = support_service.count_tickets(connection)
+    if count:
+        raise InputError(f"support.tickets holds {count} tickets in {owner.place}; {remedy}")
+    if connection.execute(_RECORDS_EXIST).fetchone() != (False,):
+        raise InputError(f"support.ticket_sla_breaches holds breach records in {owner.place}; {remedy}")
+    if any(True for _ in read_events(kafka)):
+        raise InputError(f"topic {kafka.topic} on Kafka at {kafka.bootstrap_servers} holds events; {remedy}")
+
+
+def _play(
+    log: IncidentLog,
+    minutes: list[datetime],
+    *,
+    connection: psycopg.Connection,
+    database: Database,
+    relay: Relay,
+    on_progress: OnProgress,
+) -> None:
+    changes = _Changes(log.changes)
+    tickets: dict[str, Ticket] = {}
+    for done, now_utc in enumerate(minutes, start=1):
+        applied = []
+        for change in changes.up_to(now_utc):
+            tickets[change.number] = after_change(tickets.get(change.number), change)
+            applied.append(tickets[change.number])
+        if applied:
+            support_service.apply(connection, applied)
+        run_id = f"replay-{log_timestamp(now_utc)}"
+        run_cycle(database, relay, CycleInput(), clock=SimulatedClock(now_utc), run_id=run_id).raise_if_failed()
+        on_progress(done, len(minutes))
+
+
+class _Changes:
+    """Hands out the changes of a log, each once."""
+
+    def __init__(self, changes: tuple[Change, ...]) -> None:
+        self._changes = changes
+        self._next = 0
+
+    def up_to(self, moment: datetime) -> Iterator[Change]:
+        """Those that have taken effect since the last call."""
+        while self._next < len(self._changes) and self._changes[self._next].at <= moment:
+            yield self._changes[self._next]
+            self._next += 1
+
+
+def _moment(wire: str) -> datetime:
+    return datetime.fromisoformat(wire).astimezone(UTC)

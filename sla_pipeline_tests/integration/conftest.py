@@ -1,0 +1,133 @@
+"""Fixtures of the tests that run whole cycles: the support service's session, the worker's, a clock, the topic as a consumer sees it.
+
+What belongs here: fixtures that several folders of integration tests use. What does not: servers, databases and topics
+(``sla_pipeline_tests/conftest.py``).
+"""
+
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import psycopg
+import pytest
+
+from sla_pipeline.cycle import Clock, CycleInput, OnStep, SimulatedClock, no_step
+from sla_pipeline.event import TicketSlaBreachedKafkaEvent
+from sla_pipeline.kafka.events import read_events
+from sla_pipeline.kafka.relay import Relay
+from sla_pipeline.kafka.settings import KafkaSettings
+from sla_pipeline.monitor.runner import run_cycle
+from sla_pipeline.monitor.steps import CycleReport, Database, ShouldStop
+from sla_pipeline.postgres.session import PostgresSettings
+from sla_pipeline_tests.tickets import NOW
+
+Events = Callable[[], list[TicketSlaBreachedKafkaEvent]]
+
+
+class Cycle(Protocol):
+    """Runs one cycle under the worker's login, at the time of ``clock``, and returns its report."""
+
+    def __call__(
+        self,
+        given: CycleInput | None = None,
+        *,
+        clock: Clock | None = None,
+        run_id: str | None = None,
+        should_stop: ShouldStop = ...,
+        on_step: OnStep = ...,
+    ) -> CycleReport: ...
+
+
+@pytest.fixture
+def support(owner_url: str) -> Iterator[psycopg.Connection[Any]]:
+    """The support service's session: it may do everything to a ticket; each statement is a transaction."""
+    with psycopg.connect(owner_url, autocommit=True) as connection:
+        yield connection
+
+
+@pytest.fixture
+def operator(owner_url: str) -> Iterator[psycopg.Connection[Any]]:
+    """One more session of the support service, in which a transaction may be left open."""
+    with psycopg.connect(owner_url) as connection:
+        yield connection
+
+
+@pytest.fixture
+def database(worker_url: str) -> Iterator[Database]:
+    """The cycle's database, with the worker's login."""
+    worker = Database(PostgresSettings(worker_url))
+    yield worker
+    worker.close()
+
+
+@pytest.fixture
+def relay(kafka_settings: KafkaSettings) -> Iterator[Relay]:
+    """The cycle's relay."""
+    with Relay(kafka_settings) as relay:
+        yield relay
+
+
+@pytest.fixture
+def clock() -> SimulatedClock:
+    """A clock that stands at ``NOW`` until the test sets it."""
+    return SimulatedClock(NOW)
+
+
+@pytest.fixture
+def cycle(database: Database, relay: Relay, clock: SimulatedClock) -> Cycle:
+    """The cycle of one pod."""
+    return _cycle_of(database, relay, clock)
+
+
+@pytest.fixture
+def other_pod(worker_url: str, kafka_settings: KafkaSettings, clock: SimulatedClock) -> Iterator[Cycle]:
+    """The cycle of a second pod, with sessions of its own."""
+    database = Database(PostgresSettings(worker_url))
+    with Relay(kafka_settings) as relay:
+        yield _cycle_of(database, relay, clock)
+    database.close()
+
+
+def _cycle_of(database: Database, relay: Relay, usual_clock: Clock) -> Cycle:
+    def run(
+        given: CycleInput | None = None,
+        *,
+        clock: Clock = usual_clock,
+        run_id: str | None = None,
+        should_stop: ShouldStop = lambda: False,
+        on_step: OnStep = no_step,
+    ) -> CycleReport:
+        return run_cycle(database, relay, given, clock=clock, run_id=run_id, should_stop=should_stop, on_step=on_step)
+
+    return run
+
+
+@pytest.fixture
+def logged() -> Iterator[list[logging.LogRecord]]:
+    """What the package has logged. Not ``caplog``: once configured, the package's log does not reach the root logger that it hears."""
+    records: list[logging.LogRecord] = []
+
+    class Kept(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            records.append(record)
+
+    logger, kept = logging.getLogger("sla_pipeline"), Kept()
+    level = logger.level
+    logger.addHandler(kept)
+    logger.setLevel(logging.INFO)
+    yield records
+    logger.setLevel(level)
+    logger.removeHandler(kept)
+
+
+@pytest.fixture
+def events(kafka_settings: KafkaSettings) -> Events:
+    """What a consumer of the topic has received, in the order of the outbox; each event's key must be its ticket."""
+
+    def read() -> list[TicketSlaBreachedKafkaEvent]:
+        received = sorted(read_events(kafka_settings), key=lambda event: int(event.headers["outbox-seq"]))
+        parsed = [TicketSlaBreachedKafkaEvent.model_validate_json(event.value) for event in received]
+        assert [event.key.decode() for event in received] == [event.ticket_id for event in parsed]
+        return parsed
+
+    return read

@@ -1,0 +1,60 @@
+"""The breaches that a log must lead to, worked out from the log alone: the second opinion on the replay.
+
+What belongs here: SPEC 1.1, 2.4 and the rules of the log's README, written a second time, for one ticket's whole life at once instead of
+minute by minute. What does not: any import from the product. Times are whole minutes since 1970.
+"""
+
+import csv
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NamedTuple
+
+# minutes to the first response and to the resolution
+_ALLOWED = {"Critical": (15, 4 * 60), "High": (60, 8 * 60), "Normal": (4 * 60, 2 * 24 * 60), "Low": (8 * 60, 5 * 24 * 60)}
+_NEVER = 1 << 60
+
+
+class ExpectedBreach(NamedTuple):
+    breached_at: str
+    number: str
+    kind: str
+    due_at: str
+
+
+def expected_breaches(log: Path, until: str | None = None) -> list[ExpectedBreach]:
+    """All breaches up to and including ``until``, sorted; times as the log writes them."""
+    lives: dict[str, list[dict[str, str]]] = {}
+    with log.open(newline="") as file:
+        for row in csv.DictReader(file):
+            lives.setdefault(row["number"], []).append(row)
+    last = _NEVER if until is None else _minutes(until)
+    found = []
+    for number, rows in lives.items():
+        # (minute, 0 or 1 for the kind, deadline): the first minute counts, and in one minute the first response does
+        breach = min(_candidates(rows), default=None)
+        if breach is not None and breach[0] <= last:
+            minute, is_resolution, due = breach
+            found.append(ExpectedBreach(_text(minute), number, ("FirstResponse", "Resolution")[is_resolution], _text(due)))
+    return sorted(found)
+
+
+def _candidates(rows: list[dict[str, str]]) -> Iterator[tuple[int, int, int]]:
+    """For each stretch between two rows: the first minute in it, if any, at which each promise would be found broken."""
+    starts = [_minutes(row["at"]) for row in rows]
+    answered = False
+    for row, start, end in zip(rows, starts, [*starts[1:], _NEVER], strict=True):
+        answered = answered or row["status"] != "New"
+        to_answer, to_resolve = (_minutes(row["opened_at"]) + minutes for minutes in _ALLOWED[row["priority"]])
+        if not answered and max(start, to_answer + 1) < end:
+            yield max(start, to_answer + 1), 0, to_answer
+        if row["status"] == "InWork" and max(start, to_resolve + 1) < end:
+            yield max(start, to_resolve + 1), 1, to_resolve
+
+
+def _minutes(text: str) -> int:
+    return int(datetime.strptime(text, "%Y-%m-%dT%H:%MZ").replace(tzinfo=UTC).timestamp()) // 60
+
+
+def _text(minutes: int) -> str:
+    return datetime.fromtimestamp(minutes * 60, UTC).strftime("%Y-%m-%dT%H:%MZ")

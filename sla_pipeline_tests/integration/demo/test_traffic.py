@@ -1,0 +1,175 @@
+"""The simulated desk at work beside real cycles: breaches of both kinds, races with the monitor, and in the end all agrees."""
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import psycopg
+import pytest
+
+from sla_pipeline.breach import BreachKind
+from sla_pipeline.cycle import SimulatedClock
+from sla_pipeline.demo.comparison import compare
+from sla_pipeline.demo.desk_work import Action
+from sla_pipeline.demo.incident_log import read_log
+from sla_pipeline.demo.traffic import STOCK_MOMENT, Traffic, load_stock
+from sla_pipeline.kafka.settings import KafkaSettings
+from sla_pipeline.monitor.steps import CycleReport
+from sla_pipeline_tests.integration.conftest import Cycle
+from sla_pipeline_tests.tickets import MINUTE, NOW, look, make_ticket
+
+
+@pytest.fixture
+def traffic(owner_url: str, clock: SimulatedClock) -> Iterator[Traffic]:
+    desk = Traffic(owner_url, seed=1, clock=clock)
+    yield desk
+    desk.close()
+
+
+def pass_time(traffic: Traffic, clock: SimulatedClock, cycle: Cycle, minutes: int) -> list[CycleReport]:
+    """Let the desk work for so many minutes of the clock, with a cycle at the end of each."""
+    reports = []
+    for _ in range(minutes):
+        next_cycle = clock.moment + MINUTE
+        while clock.moment < next_cycle:
+            clock.moment = min(next_cycle, clock.moment + timedelta(seconds=traffic.perform_next()))
+        reports.append(cycle())
+    return reports
+
+
+def test_within_minutes_breaches_of_both_kinds_happen_and_tickets_records_and_events_agree(
+    traffic: Traffic, clock: SimulatedClock, cycle: Cycle, owner_url: str, kafka_settings: KafkaSettings
+) -> None:
+    reports = pass_time(traffic, clock, cycle, 15)
+    by_kind = {kind: sum(report.by_kind[kind] for report in reports) for kind in BreachKind}
+    assert 240 < traffic.counts.arrivals < 360
+    assert set(traffic.counts.actions) == set(Action)
+    # a handful a minute of each kind
+    assert all(25 < count < 120 for count in by_kind.values()), by_kind
+    # a cycle came in between an operator's opening and saving
+    assert traffic.counts.conflicts > 0
+    assert [report.errors for report in reports] == [[]] * 15
+    assert [report.backlog for report in reports] == [0] * 15
+    comparison = compare(owner_url, kafka_settings)
+    assert comparison.agree, comparison.differences
+    assert comparison.marked_count == sum(by_kind.values())
+    assert comparison.records_by_kind == comparison.events_by_kind == by_kind
+
+
+def test_no_ticket_was_marked_that_had_been_answered_or_resolved_when_its_cycle_ran(
+    traffic: Traffic, clock: SimulatedClock, cycle: Cycle, support: psycopg.Connection[Any]
+) -> None:
+    pass_time(traffic, clock, cycle, 10)
+    breaches = support.execute(
+        "select b.kind, b.due_at, b.breached_at, t.first_response_due_at, t.first_response_at, t.resolution_due_at, t.resolved_at"
+        " from support.ticket_sla_breaches b join support.tickets t on t.id = b.ticket_id"
+    ).fetchall()
+    assert Counter(kind for kind, *_ in breaches).keys() == {"FirstResponse", "Resolution"}
+    for kind, due_at, breached_at, first_due_at, first_at, resolution_due_at, resolved_at in breaches:
+        assert due_at == (first_due_at if kind == "FirstResponse" else resolution_due_at)
+        assert due_at < breached_at <= due_at + MINUTE
+        done_at = first_at if kind == "FirstResponse" else resolved_at
+        # equal: answered in the instant after the cycle
+        assert done_at is None or done_at >= breached_at
+
+
+def test_the_same_seed_makes_the_same_traffic(
+    owner_url: str, clock: SimulatedClock, cycle: Cycle, traffic: Traffic, support: psycopg.Connection[Any]
+) -> None:
+    def history() -> list[tuple[Any, ...]]:
+        columns = "number, id, status, priority, first_response_at, resolved_at, updated_at, assignee_user_id"
+        return support.execute(f"select {columns} from support.tickets order by number").fetchall()
+
+    pass_time(traffic, clock, cycle, 3)
+    first = history()
+    support.execute("delete from support.tickets")
+    support.execute("delete from support.ticket_sla_breaches where seq < (select max(seq) from support.ticket_sla_breaches)")
+    clock.moment = NOW
+    again = Traffic(owner_url, seed=1, clock=clock)
+    while clock.moment < NOW + 3 * MINUTE:
+        clock.moment = min(NOW + 3 * MINUTE, clock.moment + timedelta(seconds=again.perform_next()))
+    again.close()
+    # without cycles beside it: what the monitor does is no concern of the desk's
+    assert [row[:2] for row in history()] == [row[:2] for row in first]
+    assert len(first) > 30
+
+
+def test_the_stock_is_the_log_at_its_busiest_noon_moved_to_now(support: psycopg.Connection[Any], cycle: Cycle) -> None:
+    log = read_log()
+    assert load_stock(support, log, NOW) == 734
+    statuses = dict(support.execute("select status, count(*) from support.tickets group by status").fetchall())
+    assert statuses == {"New": 302, "InWork": 127, "OnHold": 95, "Resolved": 208, "Closed": 2}
+    newest = support.execute("select greatest(max(created_at), max(updated_at)) from support.tickets").fetchone()
+    assert newest is not None
+    assert NOW - MINUTE <= newest[0] <= NOW
+    first = log.changes[0]
+    row = support.execute("select first_response_due_at from support.tickets where number = %s", (first.number,)).fetchone()
+    assert row == (first.opened_at + timedelta(hours=4) + (NOW - STOCK_MOMENT),)
+    # what was overdue at that noon is overdue now
+    assert cycle().processed == 223
+    # a demo that is started again keeps its tickets
+    assert load_stock(support, log, NOW + MINUTE) == 0
+
+
+def test_the_desk_takes_up_the_stock_too(
+    support: psycopg.Connection[Any], traffic: Traffic, clock: SimulatedClock, cycle: Cycle, owner_url: str, kafka_settings: KafkaSettings
+) -> None:
+    load_stock(support, read_log(), NOW)
+    reports = pass_time(traffic, clock, cycle, 5)
+    assert sum(report.processed for report in reports) > 223
+    touched = support.execute("select count(*) from support.tickets where number like 'INC%%' and updated_at > %s", (NOW,)).fetchone()
+    assert touched is not None
+    assert touched[0] > 223
+    assert compare(owner_url, kafka_settings).agree
+
+
+def test_a_desk_that_is_opened_again_goes_on_with_the_next_number(owner_url: str, clock: SimulatedClock, cycle: Cycle) -> None:
+    for arrivals in (1, 2):
+        desk = Traffic(owner_url, seed=arrivals, clock=clock)
+        pass_time(desk, clock, cycle, 1)
+        desk.close()
+    with psycopg.connect(owner_url) as connection:
+        numbers = [number for (number,) in connection.execute("select number from support.tickets order by number")]
+    assert numbers == [f"DEMO{position:07d}" for position in range(1, len(numbers) + 1)]
+
+
+def test_a_ticket_that_someone_else_has_locked_is_worked_on_later(
+    support: psycopg.Connection[Any],
+    operator: psycopg.Connection[Any],
+    traffic: Traffic,
+    clock: SimulatedClock,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    ticket_id = make_ticket(support)
+    operator.execute("select from support.tickets where id = %s for update", (ticket_id,))
+    while "locked by someone else" not in caplog.text:
+        clock.moment += timedelta(seconds=traffic.perform_next())
+        assert clock.moment < NOW + 60 * MINUTE
+    assert look(support, ticket_id)["updated_at"] < NOW
+    operator.rollback()
+    while look(support, ticket_id)["status"] == "New":
+        clock.moment += timedelta(seconds=traffic.perform_next())
+        assert clock.moment < NOW + 90 * MINUTE
+    assert look(support, ticket_id)["status"] in ("InWork", "Resolved")
+
+
+def test_a_thread_of_traffic_ends_at_once_when_it_is_told_to(owner_url: str, support: psycopg.Connection[Any]) -> None:
+    stop = threading.Event()
+    desk = Traffic(owner_url)
+    thread = threading.Thread(target=desk.run, args=(stop,))
+    began = datetime.now(UTC)
+    thread.start()
+    deadline = time.monotonic() + 30
+    while desk.counts.arrivals < 2 and time.monotonic() < deadline:
+        stop.wait(0.05)
+    stop.set()
+    thread.join(5)
+    assert not thread.is_alive()
+    assert desk.counts.arrivals >= 2
+    created = support.execute("select min(created_at), count(*) from support.tickets").fetchone()
+    assert created is not None
+    assert created[0] >= began
+    assert created[1] == desk.counts.arrivals

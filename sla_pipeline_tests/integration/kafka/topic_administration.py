@@ -1,0 +1,68 @@
+"""What an operator, or an accident, does to topics: settings changed, topics deleted and made anew.
+
+What belongs here: such acts on the test's own topics. What does not: how the product creates them (``kafka/topics.py``).
+"""
+
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewTopic,
+    ResourceType,
+)
+
+from sla_pipeline.kafka.clients import ClientReports, open_admin
+from sla_pipeline.kafka.deadline import Deadline
+from sla_pipeline.kafka.settings import KafkaSettings
+from sla_pipeline.kafka.topics import end_offsets
+from sla_pipeline_tests.integration.kafka.waiting import wait_until
+
+
+def _admin(settings: KafkaSettings) -> AdminClient:
+    return open_admin(settings, ClientReports())
+
+
+def set_topic_config(settings: KafkaSettings, topic: str, name: str, value: str) -> None:
+    """Changes one setting of a topic."""
+    entry = ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
+    for future in (
+        _admin(settings).incremental_alter_configs([ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])]).values()
+    ):
+        future.result()
+
+
+def delete_topic(settings: KafkaSettings, topic: str) -> None:
+    """Deletes a topic and waits until it is gone."""
+    admin = _admin(settings)
+    for future in admin.delete_topics([topic], operation_timeout=20).values():
+        future.result()
+    wait_until(lambda: topic not in admin.list_topics(timeout=10).topics, what=f"topic {topic} to go")
+
+
+def create_topic(settings: KafkaSettings, topic: str, *, partitions: int = 1, config: dict[str, str] | None = None) -> None:
+    """Creates a topic by hand and waits until it can be used."""
+    admin = _admin(settings)
+    for future in admin.create_topics([NewTopic(topic, partitions, 1, config=config or {})], operation_timeout=20).values():
+        future.result()
+
+    def usable() -> bool:
+        try:
+            return len(_ends(settings, topic)) == partitions
+        except Exception as error:
+            if isinstance(error.__cause__, KafkaException):
+                return False
+            raise
+
+    wait_until(usable, what=f"topic {topic} to come")
+
+
+def written_offsets(settings: KafkaSettings, topic: str) -> int:
+    """How far a topic was written in all its partitions, aborted records and transaction markers included."""
+    return sum(_ends(settings, topic).values())
+
+
+def _ends(settings: KafkaSettings, topic: str) -> dict[int, int]:
+    reports = ClientReports()
+    return end_offsets(settings, open_admin(settings, reports), reports, topic, Deadline(20))

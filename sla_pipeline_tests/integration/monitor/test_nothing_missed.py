@@ -1,0 +1,204 @@
+"""Nothing missed: what must be marked, under a backlog, after a break, beside rows that cannot be marked (SPEC 3.5, 7.1, 8).
+
+``each_kind_end_to_end`` goes through the deployed schedule: ``integration/dagster/test_deployed.py``.
+"""
+
+import logging
+from datetime import timedelta
+from typing import Any
+
+import psycopg
+import pytest
+
+from sla_pipeline.breach import BreachKind
+from sla_pipeline.cycle import CycleInput, SimulatedClock
+from sla_pipeline_tests.integration.conftest import Cycle, Events
+from sla_pipeline_tests.tickets import (
+    FIRST_RESPONSE_OVERDUE,
+    HOUR,
+    MINUTE,
+    NOW,
+    RESOLUTION_OVERDUE,
+    breached_ids,
+    change,
+    is_breached,
+    make_ticket,
+    make_tickets,
+    row_versions,
+)
+
+Support = psycopg.Connection[Any]
+
+
+def test_answered_in_time_resolved_late(support: Support, cycle: Cycle, events: Events) -> None:
+    make_ticket(support, **RESOLUTION_OVERDUE)
+    assert cycle().by_kind == {BreachKind.FIRST_RESPONSE: 0, BreachKind.RESOLUTION: 1}
+    assert [event.breach_kind for event in events()] == [BreachKind.RESOLUTION]
+
+
+def test_both_deadlines_passed(support: Support, cycle: Cycle, clock: SimulatedClock, events: Events) -> None:
+    ticket = make_ticket(
+        support, status="InWork", first_response_due_at=NOW - HOUR, first_response_at=None, resolution_due_at=NOW - 2 * HOUR
+    )
+    cycle()
+    (event,) = events()
+    assert (event.breach_kind, event.due_at) == (BreachKind.FIRST_RESPONSE, "2026-11-30T11:00:00.000000Z")
+    change(support, ticket, first_response_at=NOW)
+    clock.moment += HOUR
+    assert cycle().processed == 0
+    assert events() == [event]
+
+
+def test_deadline_moved_by_hand(support: Support, cycle: Cycle, clock: SimulatedClock, events: Events) -> None:
+    ticket = make_ticket(support)
+    assert cycle().processed == 0
+    change(support, ticket, first_response_due_at=NOW - 30 * MINUTE)
+    clock.moment += MINUTE
+    assert cycle().processed == 1
+    assert [event.due_at for event in events()] == ["2026-11-30T11:30:00.000000Z"]
+
+
+def test_oldest_first_under_backlog(support: Support, cycle: Cycle, clock: SimulatedClock, events: Events) -> None:
+    """Ten times the ceiling waits, and every minute half a ceiling of new breaches comes in, some of them due long ago."""
+    given = CycleInput(batch_size=10, max_batches_per_cycle=2)
+    ceiling = given.ceiling
+    make_tickets(support, 5 * ceiling, apart=timedelta(seconds=1), first_response_due_at=NOW - 10 * HOUR)
+    make_tickets(support, 5 * ceiling, apart=timedelta(seconds=1), **RESOLUTION_OVERDUE | {"first_response_due_at": NOW - 11 * HOUR})
+    backlogs = [10 * ceiling]
+    while backlogs[-1]:
+        oldest = support.execute(
+            "select id::text from support.tickets where not sla_breached order by first_response_due_at, id limit %s", (ceiling,)
+        ).fetchall()
+        marked_before = breached_ids(support)
+        report = cycle(given)
+        assert breached_ids(support) - marked_before == {ticket_id for (ticket_id,) in oldest}
+        assert report.has_more is (backlogs[-1] >= ceiling)
+        assert report.backlog is not None
+        assert report.backlog < backlogs[-1]
+        backlogs.append(report.backlog)
+        clock.moment += MINUTE
+        if len(backlogs) < 15:
+            # due between the old ones: they go before what came later in time
+            make_tickets(support, ceiling // 4, apart=timedelta(seconds=3), first_response_due_at=NOW - 10 * HOUR)
+            make_tickets(support, ceiling // 4, first_response_due_at=NOW - MINUTE)
+            backlogs[-1] += ceiling // 4 * 2
+    published = [event.ticket_id for event in events()]
+    recorded = support.execute("select ticket_id::text from support.ticket_sla_breaches order by seq").fetchall()
+    assert published == [ticket_id for (ticket_id,) in recorded]
+    assert set(published) == breached_ids(support)
+
+
+def test_oldest_first_is_the_order_of_the_events_too(support: Support, cycle: Cycle, events: Events) -> None:
+    """Equal deadlines are ordered by id; a resolution breach stands where its first deadline was, not its second (SPEC 5.3)."""
+    twins = sorted(make_tickets(support, 4, apart=timedelta(0), first_response_due_at=NOW - HOUR))
+    older = make_ticket(support, **RESOLUTION_OVERDUE | {"first_response_due_at": NOW - 2 * HOUR, "resolution_due_at": NOW - MINUTE})
+    newest = make_ticket(support, first_response_due_at=NOW - 2 * MINUTE)
+    without_first_deadline = make_ticket(
+        support, **RESOLUTION_OVERDUE | {"first_response_due_at": None, "resolution_due_at": NOW - 5 * HOUR}
+    )
+    cycle(CycleInput(batch_size=2))
+    assert [event.ticket_id for event in events()] == [older, *twins, newest, without_first_deadline]
+
+
+def test_after_a_break_of_an_hour(support: Support, cycle: Cycle, clock: SimulatedClock, events: Events) -> None:
+    """60 minutes of breaches, five a minute; the schedule's side, that missed ticks are not caught up, is in ``integration/dagster``."""
+    tickets = make_tickets(support, 300, apart=timedelta(seconds=12), first_response_due_at=NOW)
+    clock.moment = NOW + HOUR
+    report = cycle()
+    assert (report.processed, report.published, report.backlog, report.has_more) == (300, 300, 0, False)
+    assert [event.ticket_id for event in events()] == tickets
+    assert {event.breached_at for event in events()} == {"2026-11-30T13:00:00.000000Z"}
+
+
+def test_after_a_break_of_an_hour_above_the_ceiling(support: Support, cycle: Cycle, clock: SimulatedClock, events: Events) -> None:
+    tickets = make_tickets(support, 300, apart=timedelta(seconds=12), first_response_due_at=NOW)
+    clock.moment = NOW + HOUR
+    given = CycleInput(batch_size=50, max_batches_per_cycle=2)
+    assert [(report.processed, report.has_more) for report in [cycle(given) for _ in range(4)]] == [(100, True)] * 3 + [(0, False)]
+    assert [event.ticket_id for event in events()] == tickets
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        pytest.param({"priority": "Urgent"}, "priority: Input should be 'Critical', 'High', 'Normal' or 'Low'", id="unknown priority"),
+        pytest.param({"queue_id": None}, "queue_id: Input should be a valid string", id="null queue"),
+        pytest.param({"tenant_id": None, "requester_user_id": None}, "tenant_id: Input should be a valid string; requ", id="null ids"),
+        pytest.param({"number": "X" * 65}, "number: String should have at most 64 characters", id="number too long"),
+        pytest.param({"number": ""}, "number: String should have at least 1 character", id="number empty"),
+    ],
+)
+def test_bad_row_in_every_batch(
+    fault: dict[str, object], words: str, support: Support, cycle: Cycle, events: Events, logged: list[logging.LogRecord]
+) -> None:
+    good = make_tickets(support, 998, **FIRST_RESPONSE_OVERDUE | {"first_response_due_at": NOW - HOUR})
+    in_first = make_ticket(support, **{"number": "BAD-1", "first_response_due_at": NOW - 2 * HOUR} | fault)
+    in_second = make_ticket(
+        support, **RESOLUTION_OVERDUE | {"first_response_due_at": NOW - 30 * MINUTE, "priority": None, "number": "BAD-2"}
+    )
+
+    report = cycle(CycleInput(batch_size=500))
+
+    assert (report.processed, report.published, report.batches, report.backlog, len(report.errors)) == (998, 998, 2, 2, 2)
+    assert breached_ids(support) == set(good)
+    assert [event.ticket_id for event in events()] == good
+    failed = [record.__dict__ for record in logged if record.getMessage() == "item failed"]
+    assert [(line["TicketId"], line["BreachKind"]) for line in failed] == [(in_first, "FirstResponse"), (in_second, "Resolution")]
+    assert [line["Number"] for line in failed] == [fault.get("number", "BAD-1"), "BAD-2"]
+    assert words in failed[0]["error"]
+    assert failed[1]["error"].startswith("the event cannot be built: priority: Input should be ")
+
+
+def test_bad_rows_fill_the_ceiling(support: Support, cycle: Cycle, clock: SimulatedClock, events: Events) -> None:
+    given = CycleInput(batch_size=10, max_batches_per_cycle=2)
+    bad = make_tickets(support, 25, first_response_due_at=NOW - 2 * HOUR, priority="Urgent")
+    good = make_tickets(support, 15, first_response_due_at=NOW - HOUR)
+
+    first = cycle(given)
+    assert (first.processed, len(first.errors), first.backlog) == (0, 20, 40)
+    second = cycle(given)
+    assert (second.processed, second.backlog) == (15, 25)
+    assert breached_ids(support) == set(good)
+    set_aside = support.execute(
+        "select ticket_id::text, try_count, kind, next_try_at - %s from support.ticket_sla_set_aside", (NOW,)
+    ).fetchall()
+    assert sorted(set_aside) == sorted((ticket, 1, "FirstResponse", MINUTE) for ticket in bad)
+
+    change(support, bad[0], priority="High")
+    clock.moment += 2 * MINUTE
+    third, fourth = cycle(given), cycle(given)
+    assert (third.processed + fourth.processed, len(third.errors) + len(fourth.errors)) == (1, 24)
+    assert is_breached(support, bad[0])
+    assert {event.ticket_id for event in events()} == {*good, bad[0]}
+    waiting = support.execute("select distinct try_count, next_try_at - %s from support.ticket_sla_set_aside", (clock.moment,)).fetchall()
+    assert waiting == [(2, 2 * MINUTE)]
+
+
+def test_lock_held_for_long(support: Support, operator: Support, cycle: Cycle, clock: SimulatedClock, events: Events) -> None:
+    held = make_ticket(support, **FIRST_RESPONSE_OVERDUE)
+    operator.execute("select 1 from support.tickets where id = %s for update", (held,))
+    others: list[str] = []
+    for _ in range(10):
+        new = make_tickets(support, 3, first_response_due_at=clock.moment - MINUTE)
+        report = cycle()
+        assert (report.processed, report.lock_skips, report.backlog, report.errors) == (3, 1, 1, [])
+        others += new
+        clock.moment += MINUTE
+    assert breached_ids(support) == set(others)
+    operator.rollback()
+    assert cycle().processed == 1
+    assert [event.ticket_id for event in events()] == [*others, held]
+
+
+def test_two_tenants_filter(support: Support, cycle: Cycle, events: Events) -> None:
+    tenant, other = "aaaaaaaa-0000-4000-8000-000000000001", "bbbbbbbb-0000-4000-8000-000000000002"
+    ours = [make_ticket(support, **kind | {"tenant_id": tenant}) for kind in (RESOLUTION_OVERDUE, FIRST_RESPONSE_OVERDUE)]
+    theirs = [make_ticket(support, **kind | {"tenant_id": other}) for kind in (RESOLUTION_OVERDUE, FIRST_RESPONSE_OVERDUE)]
+    before = [row for row in row_versions(support) if str(row[0]) in theirs]
+    report = cycle(CycleInput(tenant_id=tenant.upper()))
+    assert (report.processed, report.backlog) == (2, 0)
+    assert breached_ids(support) == set(ours)
+    assert [row for row in row_versions(support) if str(row[0]) in theirs] == before
+    assert [(event.ticket_id, event.tenant_id) for event in events()] == [(ticket, tenant) for ticket in ours]
+    assert cycle().processed == 2
+    assert breached_ids(support) == {*ours, *theirs}

@@ -1,0 +1,115 @@
+"""Tickets as the support service writes them, and what its operators do to them.
+
+What belongs here: rows of ``support.tickets`` that a test sets its scene with, and a look at what became of them. What does not:
+fixtures (``conftest.py``), and anything that the monitor does. Every connection is the support service's: autocommit, its own rights.
+"""
+
+import uuid
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import psycopg
+from psycopg import sql
+from psycopg.rows import dict_row
+
+NOW = datetime(2026, 11, 30, 12, tzinfo=UTC)
+"""What the ``clock`` fixture says at the start of a test."""
+MICROSECOND = timedelta(microseconds=1)
+MINUTE = timedelta(minutes=1)
+HOUR = timedelta(hours=1)
+TENANT = "0a11ce00-0000-4000-8000-000000000001"
+QUEUE = "0b0b0000-0000-4000-8000-000000000002"
+
+# what a ticket is unless a test says otherwise: new, nobody has replied, both deadlines ahead
+_DEFAULTS: dict[str, object] = {
+    "tenant_id": TENANT,
+    "queue_id": QUEUE,
+    "requester_user_id": "0ca70000-0000-4000-8000-000000000003",
+    "assignee_user_id": None,
+    "priority": "Normal",
+    "status": "New",
+    "first_response_due_at": NOW + HOUR,
+    "first_response_at": None,
+    "resolution_due_at": NOW + 8 * HOUR,
+    "resolved_at": None,
+    "sla_breached": False,
+    "created_at": NOW - 4 * HOUR,
+    "updated_at": NOW - 4 * HOUR,
+}
+FIRST_RESPONSE_OVERDUE: dict[str, object] = {"status": "New", "first_response_due_at": NOW - MINUTE}
+"""New, no reply, a minute late."""
+RESOLUTION_OVERDUE: dict[str, object] = {
+    "status": "InWork",
+    "first_response_due_at": NOW - 3 * HOUR,
+    "first_response_at": NOW - 4 * HOUR,
+    "resolution_due_at": NOW - MINUTE,
+}
+"""Replied in time, in work, a minute late to be resolved."""
+
+
+def make_ticket(connection: psycopg.Connection[Any], **overrides: object) -> str:
+    """One ticket; returns its id."""
+    return make_tickets(connection, 1, **overrides)[0]
+
+
+def make_tickets(
+    connection: psycopg.Connection[Any], count: int, *, apart: timedelta = timedelta(milliseconds=1), **overrides: object
+) -> list[str]:
+    """``count`` tickets, each due ``apart`` later than the one before (first response); returns their ids in that order."""
+    columns = {**_DEFAULTS, **overrides}
+    ids = [str(columns.pop("id", None) or uuid.uuid4()) for _ in range(count)]
+    number = columns.pop("number", None)
+    first_due_at = columns.pop("first_response_due_at")
+    names = ["id", "number", "first_response_due_at", *columns]
+    copy = sql.SQL("copy support.tickets ({}) from stdin").format(sql.SQL(", ").join(map(sql.Identifier, names)))
+    with connection.cursor() as cursor, cursor.copy(copy) as rows:
+        for position, ticket_id in enumerate(ids):
+            due_at = first_due_at + position * apart if isinstance(first_due_at, datetime) else first_due_at
+            rows.write_row((ticket_id, f"TCK-{ticket_id}" if number is None else number, due_at, *columns.values()))
+    return ids
+
+
+def change(connection: psycopg.Connection[Any], ticket_id: str, **values: object) -> int:
+    """What an operator or a script does to one ticket; returns the number of rows that were updated."""
+    assignments = sql.SQL(", ").join(sql.SQL("{} = {}").format(sql.Identifier(name), sql.Placeholder(name)) for name in values)
+    statement = sql.SQL("update support.tickets set {} where id = %(ticket_id)s").format(assignments)
+    return connection.execute(statement, {**values, "ticket_id": ticket_id}).rowcount
+
+
+def reply(connection: psycopg.Connection[Any], ticket_id: str, *, at: datetime = NOW) -> None:
+    """The first public reply."""
+    change(connection, ticket_id, first_response_at=at, updated_at=at)
+
+
+def resolve(connection: psycopg.Connection[Any], ticket_id: str, *, at: datetime = NOW) -> None:
+    """The operator's Resolve."""
+    change(connection, ticket_id, status="Resolved", resolved_at=at, updated_at=at)
+
+
+def close(connection: psycopg.Connection[Any], ticket_id: str, *, at: datetime = NOW) -> None:
+    """The operator's Close, of a ticket that nobody answered."""
+    change(connection, ticket_id, status="Closed", updated_at=at)
+
+
+def look(connection: psycopg.Connection[Any], ticket_id: str) -> dict[str, Any]:
+    """The whole row."""
+    with connection.cursor(row_factory=dict_row) as cursor:
+        row = cursor.execute("select * from support.tickets where id = %s", (ticket_id,)).fetchone()
+    assert row is not None
+    return row
+
+
+def is_breached(connection: psycopg.Connection[Any], ticket_id: str) -> bool:
+    """Whether the ticket is marked."""
+    return bool(look(connection, ticket_id)["sla_breached"])
+
+
+def breached_ids(connection: psycopg.Connection[Any]) -> set[str]:
+    """The ids of all marked tickets."""
+    return {str(ticket_id) for (ticket_id,) in connection.execute("select id from support.tickets where sla_breached")}
+
+
+def row_versions(connection: psycopg.Connection[Any]) -> Sequence[tuple[Any, ...]]:
+    """Where each row version lies and which transactions wrote or locked it: equal looks mean that nobody wrote in between."""
+    return connection.execute("select id, ctid, xmin, xmax from support.tickets order by id").fetchall()

@@ -1,0 +1,124 @@
+"""The world of the protocol's model at one moment, and what must be true of it at every moment.
+
+What belongs here: what Postgres, Kafka and two publishers hold, and the properties. What does not: how one world becomes another
+(``model.py``).
+"""
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+__all__ = ["IDLE", "PROPERTIES", "ZERO", "Publisher", "Row", "Transaction", "World", "agree", "failed_closed", "listed", "refusal_in"]
+
+
+class Row(NamedTuple):
+    """A breach record, or the progress record that names it. A ticket marked again after a restore is another row: its ``era`` differs."""
+
+    seq: int
+    ticket: str
+    era: int
+
+    def __str__(self) -> str:
+        return f"{self.seq}={self.ticket}{chr(39) * self.era}" if self.seq else "0"
+
+
+def listed(rows: tuple[Row, ...]) -> str:
+    """Rows as a history tells them: ``1=a 2=b'`` is ticket a's row with sequence 1, and ticket b's, marked after one restore."""
+    return " ".join(map(str, rows)) or "none"
+
+
+ZERO = Row(0, "", 0)
+"""What the progress topic holds when it is created."""
+
+
+class Transaction(NamedTuple):
+    """What the broker holds of the open Kafka transaction."""
+
+    rows: tuple[Row, ...]
+    progress: Row | None
+
+
+class Publisher(NamedTuple):
+    """One process: the last step it has ended, and what it remembers. ``era`` tells the Postgres that its session is with."""
+
+    step: str = "idle"
+    era: int = 0
+    epoch: int = 0
+    published_seq: int = 0
+    next_seq: int = 0
+    position: Row | None = None
+    batch: tuple[Row, ...] = ()
+
+
+IDLE = Publisher()
+_FAIL_CLOSED = "fail closed: "
+
+
+def failed_closed(refusal: str) -> Publisher:
+    """A publisher that has failed closed, and has forgotten everything but the reason."""
+    return Publisher(_FAIL_CLOSED + refusal)
+
+
+class World(NamedTuple):
+    """Everything at one moment."""
+
+    publishers: tuple[Publisher, Publisher] = (IDLE, IDLE)
+    rows: tuple[Row, ...] = ()
+    published_seq: int = 0
+    era: int = 0
+    """How often Postgres was restored."""
+    epoch: int = 0
+    transaction: Transaction | None = None
+    late_commit: bool = False
+    """A request to commit is still under way. One of an older epoch is refused, so a new epoch clears this."""
+    progress: tuple[Row, ...] = (ZERO,)
+    """The committed records of the progress topic; only the newest, unless the surroundings can bring an older one back."""
+    visible: tuple[Row, ...] = ()
+    """The events that a read_committed consumer sees."""
+    harm_count: int = 0
+    """How often the progress topic was harmed."""
+    passed: Row | None = None
+    """A row that was taken for published though it is not visible."""
+
+    def with_publisher(self, index: int, publisher: Publisher) -> "World":
+        """The same world with another state of one publisher."""
+        return self._replace(publishers=(publisher, self.publishers[1]) if index == 0 else (self.publishers[0], publisher))
+
+    def fenced(self) -> "World":
+        """After a new epoch has begun: what was open is aborted."""
+        return self._replace(epoch=self.epoch + 1, transaction=None, late_commit=False)
+
+    def committed(self) -> "World":
+        """After the open transaction, if there is one, has been committed."""
+        if self.transaction is None:
+            return self
+        rows, progress = self.transaction
+        told = (*self.progress, progress) if progress else self.progress
+        return self._replace(transaction=None, visible=(*self.visible, *rows), progress=told)
+
+    def taken_for_published(self, seq: int) -> "World":
+        """After somebody took all rows up to ``seq`` for published; keeps in mind one for which that is not true."""
+        passed = next((row for row in self.rows[:seq] if row not in self.visible), None)
+        return self._replace(passed=passed) if passed else self
+
+
+def refusal_in(world: World) -> str | None:
+    """Why a publisher has failed closed; None when none has."""
+    steps = (publisher.step for publisher in world.publishers)
+    return next((step.removeprefix(_FAIL_CLOSED) for step in steps if step.startswith(_FAIL_CLOSED)), None)
+
+
+def agree(world: World) -> bool:
+    """Whether the progress record can be true of this Postgres: its row is there as it was published, and ``published_seq`` not ahead."""
+    if not world.progress:
+        return False
+    position = world.progress[-1]
+    return world.published_seq <= position.seq and (position.seq == 0 or world.rows[position.seq - 1 : position.seq] == (position,))
+
+
+PROPERTIES: Mapping[str, Callable[[World], bool]] = {
+    "no ticket has two events": lambda world: len({row.ticket for row in world.visible}) == len(world.visible),
+    "no row is passed over": lambda world: world.passed is None,
+    "events come in the order of the rows": lambda world: [row.seq for row in world.visible] == sorted(row.seq for row in world.visible),
+    "no false alarm": lambda world: bool(world.era or world.harm_count) or refusal_in(world) is None,
+}
+"""A row is passed over when a publisher's position, or ``published_seq``, is beyond it in the present Postgres and no event tells it."""
