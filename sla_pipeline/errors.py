@@ -25,6 +25,10 @@ class DatabaseUnavailable(SlaPipelineError):
     """Postgres could not be reached or broke off. Retryable: the next cycle tries again (SPEC 8)."""
 
 
+class DatabaseBusy(DatabaseUnavailable):
+    """Postgres gave up one statement, by a time-out or a deadlock; the session is unharmed. Retryable."""
+
+
 class ClockSkewError(SlaPipelineError):
     """The worker's clock and the database's differ by more than is safe; marking could be early (SPEC 4.1)."""
 

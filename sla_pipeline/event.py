@@ -11,6 +11,7 @@ ten thousand is not parsed into objects only to be printed again.
 import hashlib
 import uuid
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, WithJsonSchema
@@ -52,6 +53,12 @@ WireTimestamp = Annotated[
 def wire_timestamp(moment: datetime) -> str:
     """An aware datetime as it travels: UTC, to the microsecond, with ``Z``."""
     return moment.astimezone(UTC).isoformat(timespec="microseconds")[:-6] + "Z"
+
+
+@lru_cache(maxsize=1)
+def _breached_at(now_utc: datetime) -> str:
+    """The same for all events of a cycle, so written once."""
+    return wire_timestamp(now_utc)
 
 
 def event_id(ticket_id: str) -> str:
@@ -129,7 +136,7 @@ class TicketSlaBreachedKafkaEvent(BaseModel):
                 "priority": priority,
                 "breach_kind": breach.kind,
                 "due_at": wire_timestamp(breach.due_at),
-                "breached_at": wire_timestamp(now_utc),
+                "breached_at": _breached_at(now_utc),
             }
         )
 

@@ -22,7 +22,7 @@ TENANT = "0a11ce00-0000-4000-8000-000000000001"
 QUEUE = "0b0b0000-0000-4000-8000-000000000002"
 
 # what a ticket is unless a test says otherwise: new, nobody has replied, both deadlines ahead
-_DEFAULTS: dict[str, object] = {
+_DEFAULTS: dict[str, Any] = {
     "tenant_id": TENANT,
     "queue_id": QUEUE,
     "requester_user_id": "0ca70000-0000-4000-8000-000000000003",
@@ -37,9 +37,9 @@ _DEFAULTS: dict[str, object] = {
     "created_at": NOW - 4 * HOUR,
     "updated_at": NOW - 4 * HOUR,
 }
-FIRST_RESPONSE_OVERDUE: dict[str, object] = {"status": "New", "first_response_due_at": NOW - MINUTE}
+FIRST_RESPONSE_OVERDUE: dict[str, Any] = {"status": "New", "first_response_due_at": NOW - MINUTE}
 """New, no reply, a minute late."""
-RESOLUTION_OVERDUE: dict[str, object] = {
+RESOLUTION_OVERDUE: dict[str, Any] = {
     "status": "InWork",
     "first_response_due_at": NOW - 3 * HOUR,
     "first_response_at": NOW - 4 * HOUR,
@@ -48,13 +48,13 @@ RESOLUTION_OVERDUE: dict[str, object] = {
 """Replied in time, in work, a minute late to be resolved."""
 
 
-def make_ticket(connection: psycopg.Connection[Any], **overrides: object) -> str:
+def make_ticket(connection: psycopg.Connection[Any], **overrides: Any) -> str:
     """One ticket; returns its id."""
     return make_tickets(connection, 1, **overrides)[0]
 
 
 def make_tickets(
-    connection: psycopg.Connection[Any], count: int, *, apart: timedelta = timedelta(milliseconds=1), **overrides: object
+    connection: psycopg.Connection[Any], count: int, *, apart: timedelta = timedelta(milliseconds=1), **overrides: Any
 ) -> list[str]:
     """``count`` tickets, each due ``apart`` later than the one before (first response); returns their ids in that order."""
     columns = {**_DEFAULTS, **overrides}

@@ -103,10 +103,10 @@ class Ledger:
             is_stray = True
         else:
             ticket = self._ticket(row)
-            checks = self._beside(event, row)
+            checks = [*self._out_of_order(event, seq), *self._beside(event, row)]
             if Check.EVENT_PAYLOAD_DIFFERS in checks:
                 ticket = contract.claimed_ticket(event)
-            is_stray = self._take_place(event, seq, row, ticket, checks)
+            is_stray = self._take_place(event, row, ticket, checks)
         if checks:
             example = Example(None if ticket is None else ticket_text(ticket), None, seq, event.partition, event.offset)
             for check in checks:
@@ -171,20 +171,19 @@ class Ledger:
             checks.append(Check.EVENT_INVALID)
         return checks
 
-    def _take_place(self, event: TopicEvent, seq: int, row: int, ticket: bytes | None, checks: list[Check]) -> bool:
+    def _take_place(self, event: TopicEvent, row: int, ticket: bytes | None, checks: list[Check]) -> bool:
         """Put the event beside its record; true when it does not fit there."""
         if self._places[row] != _NOT_SEEN:
             checks.append(Check.EVENT_SEQUENCE_TWICE)
             return True
         self._places[row] = place_of(event.partition, event.offset)
-        checks += self._out_of_order(event, seq)
         if ticket == self._ticket(row):
             return False
         self._flags[row] |= _OTHER_TICKET
         return True
 
     def _out_of_order(self, event: TopicEvent, seq: int) -> list[Check]:
-        """Compares with the event before in its partition, so that one that stands too high counts once, not with all that follow."""
+        """Compare with the event before in its partition: so one that stands too high counts once, and not with all that follow it."""
         self.first_seqs.setdefault(event.partition, seq)
         previous, self._previous_seqs[event.partition] = self._previous_seqs.get(event.partition, 0), seq
         return [Check.ORDER_IN_PARTITION] if seq < previous else []

@@ -17,10 +17,11 @@ from pathlib import Path
 
 import psycopg
 
+from sla_pipeline.audit.findings import AuditReport
+from sla_pipeline.audit.verify import verify
 from sla_pipeline.breach import BreachKind
 from sla_pipeline.cycle import CycleInput, SimulatedClock
 from sla_pipeline.demo import support_service
-from sla_pipeline.demo.comparison import Comparison, compare
 from sla_pipeline.demo.incident_log import Change, IncidentLog, log_timestamp, read_log
 from sla_pipeline.demo.ticket import Ticket
 from sla_pipeline.demo.ticket_history import after_change, ticks
@@ -65,7 +66,7 @@ class ReplayResult:
     """What a replay came to. ``breaches`` holds one entry for each event on the topic, sorted; ``tick_count`` counts cycles."""
 
     breaches: tuple[ReplayedBreach, ...]
-    comparison: Comparison
+    audit: AuditReport
     tick_count: int
     change_count: int
     ticket_count: int
@@ -79,8 +80,8 @@ class ReplayResult:
 
     @property
     def agree(self) -> bool:
-        """Every marked ticket has one breach record and one event, and there is nothing else."""
-        return self.comparison.agree
+        """The auditor finds no fault between tickets, breach records and topic."""
+        return self.audit.clean
 
     def as_csv(self) -> str:
         """A line for each event, ``breached_at,number,kind,due_at``, sorted, without a header; times as the log writes them."""
@@ -96,8 +97,8 @@ class ReplayResult:
         verdict = "agree" if self.agree else "DO NOT agree"
         return (
             f"{self.change_count} changes of {self.ticket_count} tickets, {self.tick_count} cycles in {self.duration_seconds:.0f} s: "
-            f"{len(self.breaches)} breaches ({kinds}). Marked tickets ({self.comparison.marked_count}), breach records "
-            f"({sum(self.comparison.records_by_kind.values())}) and events ({self.comparison.event_count}) {verdict}."
+            f"{len(self.breaches)} breaches ({kinds}). Marked tickets ({self.audit.marked_count}), breach records "
+            f"({self.audit.record_count}) and events ({self.audit.event_count}) {verdict}."
         )
 
 
@@ -114,7 +115,7 @@ def replay(
 
     The database must be migrated, with ``support.tickets``, and empty; the topics must exist, and be empty. Changes are written as the
     owner, cycles run as the worker. Raises ``InputError`` when something is there already, ``CycleFailed`` when a cycle failed, and what
-    ``run_cycle`` and ``compare`` raise.
+    ``run_cycle`` and ``verify`` raise.
     """
     began = time.monotonic()
     owner = PostgresSettings(owner_url)
@@ -127,7 +128,7 @@ def replay(
     events = (TicketSlaBreachedKafkaEvent.model_validate_json(received.value) for received in read_events(kafka))
     return ReplayResult(
         breaches=tuple(sorted(map(ReplayedBreach.of, events))),
-        comparison=compare(owner_url, kafka),
+        audit=verify(PostgresSettings(worker_url), kafka, now_utc=minutes[-1] if minutes else datetime.now(UTC)),
         tick_count=len(minutes),
         change_count=len(played.changes),
         ticket_count=len({change.number for change in played.changes}),

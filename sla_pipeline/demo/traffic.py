@@ -36,7 +36,7 @@ STOCK_MOMENT = datetime(2016, 3, 2, 12, 0, tzinfo=UTC)
 
 _NUMBERS = "DEMO"
 # how long an operator has a ticket open before saving it
-_THINK_SECONDS = (1.0, 12.0)
+_THINK_SECONDS = (2.0, 20.0)
 # the stock's tickets are taken up one after the other, not all at once
 _STOCK_SECONDS = (5.0, 1_200.0)
 # how often an operator looks again and saves at once, after somebody else was faster

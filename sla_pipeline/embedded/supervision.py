@@ -41,6 +41,8 @@ exec "$@"
 """
 # longer than the guard's ten seconds, so that a start waits out the stop of a run that was killed a moment ago
 _STOP_TIMEOUT_SECONDS = 15.0
+# a broker needs 3 s, and forty times that on a machine which is busy with something else; a death is noticed at once all the same
+_START_TIMEOUT_SECONDS = 120.0
 _POLL_SECONDS = 0.05
 _LOG_TAIL_LINES = 15
 # the shell uses descriptors below 10 for itself
@@ -129,7 +131,7 @@ class Service:
         if (status := process.poll()) is not None:
             raise ServiceError(f"{self.name} ended with exit status {status}; {self._log_tail()}")
 
-    def wait_until(self, ready: Callable[[], bool], timeout_seconds: float = 60.0) -> None:
+    def wait_until(self, ready: Callable[[], bool], timeout_seconds: float = _START_TIMEOUT_SECONDS) -> None:
         """Polls ``ready``. Raises ``ServiceError`` when the process ends first, or when ``timeout_seconds`` have passed."""
         deadline = time.monotonic() + timeout_seconds
         while not ready():

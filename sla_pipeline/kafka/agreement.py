@@ -20,8 +20,8 @@ def require_progress(progress: Progress | None, topic: str) -> Progress:
     """
     if progress is None:
         raise FailClosed(
-            f"topic {topic} holds no progress record, so it was emptied, or deleted and made anew. What was published before is not "
-            f"known here; nothing is published. {RECOVERY}"
+            f"topic {topic} holds no progress record, so it was emptied, or deleted and made anew, and what was published before is not "
+            f"known. Nothing is published. {RECOVERY}"
         )
     return progress
 

@@ -5,6 +5,7 @@ What belongs here: making a client, its log, its last error, the life of a produ
 
 import logging
 import re
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -23,6 +24,10 @@ ANY_PARTITION = -1
 """The partitioner decides by the key."""
 
 _log = logging.getLogger("sla_pipeline.kafka")
+# how long one look at the deliveries lasts at most; it ends with the last of them
+_FLUSH_SECONDS = 0.2
+# after a failure: how long the callbacks that explain it are waited for
+_HEAR_SECONDS = 0.1
 # a setting of producers in the further settings makes every consumer warn, and the other way round
 _QUIET_FACILITIES = ("CONFWARN",)
 # numbers in a line of librdkafka (milliseconds, ids of threads and clients) do not make it another line
@@ -139,15 +144,22 @@ class TransactionalProducer:
 
     def deliver(self, timeout: float) -> None:
         """Waits until the broker has every record. Raises ``KafkaException`` for a failed one, or one left over."""
-        left_over = self._client.flush(timeout)
-        if self._failed:
-            raise KafkaException(self._failed[0][0])
-        if left_over:
-            raise KafkaException(ClientError(ClientError._MSG_TIMED_OUT, f"{left_over} records undelivered after {timeout:.1f} s"))
+        deadline = time.monotonic() + timeout
+        while (left_count := self._client.flush(_FLUSH_SECONDS)) or self._failed:
+            if self._failed:
+                # what is left is not even sent any more, and would be waited for in vain
+                raise KafkaException(self._failed[0][0])
+            if time.monotonic() > deadline:
+                raise KafkaException(ClientError(ClientError._MSG_TIMED_OUT, f"{left_count} records undelivered after {timeout:.1f} s"))
 
     def commit(self, timeout: float) -> None:
         """Commits the transaction. An error tells nothing about whether it is committed."""
         self._client.commit_transaction(timeout)
+
+    @property
+    def told(self) -> ClientError | None:
+        """What the client told aside, in its callbacks: the first failed delivery, else its last error."""
+        return self._failed[0][0] if self._failed else self.reports.error
 
     def failed_keys(self) -> list[bytes]:
         """The keys of the records whose delivery failed first, and of those that failed alike; the rest fell with their transaction."""
@@ -156,7 +168,7 @@ class TransactionalProducer:
     def hear(self) -> None:
         """Lets the client tell what it has to tell aside, after a failure and before ``drop``; never raises."""
         try:
-            self._client.poll(0)
+            self._client.poll(_HEAR_SECONDS)
         except Exception:  # noqa: BLE001 - the failure itself is already on its way to the caller
             _log.debug("the producer had nothing more to tell", exc_info=True)
 

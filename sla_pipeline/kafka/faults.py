@@ -30,6 +30,7 @@ class Fault(Enum):
     TRANSACTION_TIMEOUT = auto()
     QUEUE_FULL = auto()
     OFFSET_LOST = auto()
+    REFUSED = auto()
     UNAVAILABLE = auto()
 
 
@@ -57,6 +58,12 @@ _FAULT_BY_CODE = {
     ClientError._QUEUE_FULL: Fault.QUEUE_FULL,
     ClientError.OFFSET_OUT_OF_RANGE: Fault.OFFSET_LOST,
     ClientError._AUTO_OFFSET_RESET: Fault.OFFSET_LOST,
+    ClientError.INVALID_CONFIG: Fault.REFUSED,
+    ClientError.INVALID_PARTITIONS: Fault.REFUSED,
+    ClientError.INVALID_REPLICATION_FACTOR: Fault.REFUSED,
+    ClientError.POLICY_VIOLATION: Fault.REFUSED,
+    ClientError.TOPIC_EXCEPTION: Fault.REFUSED,
+    ClientError.UNSUPPORTED_VERSION: Fault.REFUSED,
 }
 # an error that a client reports aside explains a bare time-out; of several, one that a person must mend explains most
 _TELLING = (Fault.CREDENTIALS, Fault.AUTHORIZATION, Fault.TOPIC_MISSING)
@@ -64,14 +71,18 @@ _TELLING = (Fault.CREDENTIALS, Fault.AUTHORIZATION, Fault.TOPIC_MISSING)
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """What was going on when an error came: ``doing`` completes "Kafka ... while ", ``reported`` is what the client told aside."""
+    """What was going on when an error came: ``doing`` completes "Kafka ... while ".
+
+    ``reported`` is what the client told aside, in a callback; ``rejected`` are the records at fault; ``transaction_open`` says that a
+    transaction had begun, so that its outcome is unknown.
+    """
 
     settings: KafkaSettings
     doing: str
     reported: ClientError | None = None
     topic: str | None = None
     rejected: Sequence[BreachRecord] = ()
-    """The records whose delivery failed, or whose hand-over to the client raised."""
+    transaction_open: bool = False
 
 
 def classify(code: int) -> Fault:
@@ -92,10 +103,14 @@ def client_error_of(error: BaseException) -> ClientError | None:
 
 
 def more_telling(known: ClientError | None, new: ClientError) -> ClientError:
-    """Of two errors that a client reported aside, the one to show: credentials before rights before anything else, else the newer."""
-    if known is not None and classify(known.code()) in _TELLING and classify(new.code()) not in _TELLING:
-        return known
-    return new
+    """Of two errors that a client reported aside, the one to show: what a person must mend, then any reason, then "all brokers down"."""
+    return known if known is not None and _telling_rank(known.code()) > _telling_rank(new.code()) else new
+
+
+def _telling_rank(code: int) -> int:
+    if code == ClientError._ALL_BROKERS_DOWN:
+        return 0
+    return 2 if classify(code) in _TELLING else 1
 
 
 def described_record(record: BreachRecord) -> str:
@@ -167,11 +182,15 @@ def _message(fault: Fault, text: str, scene: Scene) -> SlaPipelineError:  # noqa
             return KafkaError(
                 f"topic {topic} on {where} lost the records that were being read {at}: its retention is shorter than the reading"
             )
-        case Fault.UNAVAILABLE:
+        case Fault.REFUSED:
+            return KafkaError(f"{where} refuses the request {at}; topic {topic}")
+        case Fault.UNAVAILABLE if scene.transaction_open:
             return KafkaUnavailable(
-                f"{where} did not answer as expected {at}. If a transaction was open, its outcome is unknown; the next cycle reads it back "
-                "from the progress topic and goes on"
+                f"{where} did not answer as expected {at}. The transaction's outcome is unknown; the next cycle reads it back from topic "
+                f"{settings.progress_topic} and goes on"
             )
+        case Fault.UNAVAILABLE:
+            return KafkaUnavailable(f"{where} did not answer as expected {at}; check that it runs and can be reached from here")
 
 
 def configuration_fault(error: KafkaException, settings: KafkaSettings) -> ConfigurationError:

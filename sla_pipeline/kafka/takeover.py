@@ -191,18 +191,28 @@ class Takeover:
 
     def _translated(self, error: Exception) -> Exception | None:
         """Our error for ``error``, made while the producer is still there to tell what it knows."""
-        if self._producer is None:
-            return translate(error, Scene(self.settings, _DOING_AFTER[self._step]))
-        self._producer.hear()
-        rejected = self._rejected(self._producer)
-        return translate(error, Scene(self.settings, _DOING_AFTER[self._step], self._producer.reports.error, rejected=rejected))
+        producer, doing = self._producer, _DOING_AFTER[self._step]
+        if producer is None:
+            return translate(error, Scene(self.settings, doing))
+        producer.hear()
+        return translate(
+            error,
+            Scene(
+                self.settings,
+                doing,
+                reported=producer.told,
+                rejected=self._rejected(producer),
+                transaction_open=self._step in ("begun", "produced", "flushed"),
+            ),
+        )
 
     def _rejected(self, producer: TransactionalProducer) -> list[BreachRecord]:
-        """The records at fault: the one that the client did not take, else those whose delivery failed, the largest first.
+        """The records at fault: those whose delivery failed, the largest first, else the one that the client did not take.
 
         A batch fails as a whole, and the broker does not tell because of which of its records.
         """
-        if self._step == "begun":
-            return self._handed_over[-1:]
         failed = set(producer.failed_keys())
-        return sorted((r for r in self._handed_over if event_key(r.ticket_id) in failed), key=lambda r: len(r.payload), reverse=True)
+        if failed:
+            found = [record for record in self._handed_over if event_key(record.ticket_id) in failed]
+            return sorted(found, key=lambda record: len(record.payload), reverse=True)
+        return self._handed_over[-1:] if self._step == "begun" else []

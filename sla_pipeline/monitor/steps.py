@@ -17,12 +17,13 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Any
 
 import psycopg
 
 from sla_pipeline.breach import BreachKind
 from sla_pipeline.cycle import Clock, CycleInput, MarkTotals, OnStep, PublishTotals, no_step
-from sla_pipeline.errors import CycleFailed, CycleLocked, CycleStopped, SlaPipelineError
+from sla_pipeline.errors import CycleFailed, CycleLocked, CycleStopped, DatabaseBusy, SlaPipelineError
 from sla_pipeline.kafka.relay import Relay
 from sla_pipeline.postgres import journal, preconditions, schema, set_aside, tickets
 from sla_pipeline.postgres.marking import BatchOutcome, mark_batch
@@ -156,8 +157,11 @@ def _told(error: BaseException) -> str:
 
 
 @contextlib.contextmanager
-def _journaled(database: Database, claim: Claim) -> Iterator[None]:
-    """Tell the journal when a step ends the cycle: by a fault (failed) or by a stop request (canceled)."""
+def _journaled(
+    database: Database, claim: Claim, marked: MarkTotals | None = None, published: PublishTotals | None = None
+) -> Iterator[None]:
+    """Tell the journal when a step ends the cycle, by a fault (failed) or by a stop request (canceled), and what was saved before."""
+    marked, published = marked or MarkTotals(), published or PublishTotals()
     try:
         yield
     except BaseException as error:
@@ -167,12 +171,30 @@ def _journaled(database: Database, claim: Claim) -> Iterator[None]:
             log.warning("cycle ended early", extra={"jobRunId": claim.run_id, "state": state, "error": _told(error)})
             # the session may be in the middle of a statement: the server rolls back what it had not committed
             database.close()
+            errors = [*marked.errors, *published.errors, _told(error)]
+            end = journal.CycleEnd(
+                state,
+                claimed_count=claim.claimed_count,
+                **_journal_counts(marked),
+                published_count=published.published,
+                error_count=len(errors),
+                duration_ms=_since(claim.began),
+                error="\n".join(errors),
+            )
             with contextlib.suppress(SlaPipelineError, psycopg.Error), database.session() as connection:
-                end = journal.CycleEnd(
-                    state, claimed_count=claim.claimed_count, error_count=1, duration_ms=_since(claim.began), error=_told(error)
-                )
                 journal.finish(connection, claim.cycle_id, end)
         raise
+
+
+def _journal_counts(totals: MarkTotals) -> dict[str, Any]:
+    return {
+        "processed_count": totals.processed,
+        "first_response_count": totals.by_kind[BreachKind.FIRST_RESPONSE],
+        "resolution_count": totals.by_kind[BreachKind.RESOLUTION],
+        "batch_count": totals.batch_count,
+        "lock_skip_count": totals.lock_skips,
+        "remarked_count": totals.remarked,
+    }
 
 
 def claim_overdue(database: Database, clock: Clock, given: CycleInput, *, run_id: str, on_step: OnStep = no_step) -> Claim:
@@ -186,7 +208,8 @@ def claim_overdue(database: Database, clock: Clock, given: CycleInput, *, run_id
     with database.session() as connection:
         schema.check_revision(connection)
         if clock.is_wall_clock:
-            preconditions.check_clock(connection, now_utc)
+            # asked again: what it takes to connect is not a difference of clocks
+            preconditions.check_clock(connection, clock.now_utc())
         if database.single_runner:
             try:
                 preconditions.take_single_runner_lock(connection)
@@ -215,7 +238,7 @@ def mark_breached(database: Database, claim: Claim, *, should_stop: ShouldStop =
     began = time.monotonic()
     totals = MarkTotals()
     held: list[str] = []
-    with _journaled(database, claim):
+    with _journaled(database, claim, totals):
         for batch in claim.batches:
             if should_stop():
                 raise CycleStopped(f"stop requested after {totals.batch_count} of {len(claim.batches)} batches")
@@ -239,7 +262,7 @@ def _mark_one(database: Database, claim: Claim, batch: tuple[str, ...] | list[st
             outcome = mark_batch(
                 connection, batch, now_utc=claim.now_utc, tenant_id=claim.given.tenant_id, run_id=claim.run_id, on_step=on_step
             )
-    except psycopg.Error as error:
+    except (psycopg.Error, DatabaseBusy) as error:
         # of this batch alone: a deadlock, a time-out, a fault that no single row explains; it is rolled back and comes again next cycle
         log.error("batch failed", extra={**where, "error": _told(error)})  # noqa: TRY400  a traceback would hold the driver's text
         totals.errors.append(f"batch {number} failed: {_told(error)}")
@@ -271,7 +294,7 @@ def publish_breaches(database: Database, relay: Callable[[], Relay], marked: Mar
     claim = marked.claim
     totals = PublishTotals()
     if claim.skipped is None:
-        with _journaled(database, claim):
+        with _journaled(database, claim, marked.totals, totals):
             try:
                 publisher = relay()
                 publisher.check_topics()
@@ -290,7 +313,7 @@ def close_cycle(database: Database, clock: Clock, published: Published) -> Cycle
     errors = [*totals.errors, *published.totals.errors]
     backlog: int | None = None
     if claim.skipped is None:
-        with _journaled(database, claim), database.session() as connection:
+        with _journaled(database, claim, totals, published.totals), database.session() as connection:
             backlog = tickets.count_backlog(connection, now_utc=clock.now_utc(), tenant_id=claim.given.tenant_id)
     report = CycleReport(
         run_id=claim.run_id,
@@ -313,7 +336,7 @@ def close_cycle(database: Database, clock: Clock, published: Published) -> Cycle
     )
     if claim.cycle_id is not None:
         with database.session() as connection:
-            journal.finish(connection, claim.cycle_id, _journal_end(report, claim))
+            journal.finish(connection, claim.cycle_id, _journal_end(report, claim, totals))
     log.info(
         "cycle completed",
         extra={
@@ -329,18 +352,13 @@ def close_cycle(database: Database, clock: Clock, published: Published) -> Cycle
     return report
 
 
-def _journal_end(report: CycleReport, claim: Claim) -> journal.CycleEnd:
+def _journal_end(report: CycleReport, claim: Claim, totals: MarkTotals) -> journal.CycleEnd:
     return journal.CycleEnd(
         state="failed" if report.errors else "succeeded",
         claimed_count=claim.claimed_count,
-        processed_count=report.processed,
-        first_response_count=report.by_kind[BreachKind.FIRST_RESPONSE],
-        resolution_count=report.by_kind[BreachKind.RESOLUTION],
-        batch_count=report.batches,
+        **_journal_counts(totals),
         published_count=report.published,
         backlog_count=report.backlog,
-        lock_skip_count=report.lock_skips,
-        remarked_count=report.remarked,
         error_count=len(report.errors),
         has_more=report.has_more,
         claim_ms=report.claim_ms,

@@ -57,9 +57,11 @@ def upgrade(owner_url: str, *, with_tickets: bool = False) -> None:
 
 def downgrade(owner_url: str, *, with_tickets: bool = False) -> None:
     """Take our objects back, and ``support.tickets`` too where asked. Raises as ``upgrade`` does."""
-    with _connected(owner_url) as (config, _):
+    with _connected(owner_url) as (config, connection):
         alembic.command.downgrade(config, "sla_monitor@base")
         if with_tickets:
+            # with nothing to take back, the first command has read, and a transaction that it left open is not Alembic's to commit
+            connection.commit()
             alembic.command.downgrade(config, "support_service@base")
 
 
@@ -69,7 +71,9 @@ def _connected(owner_url: str) -> Iterator[tuple[Config, Connection]]:
         url = make_url(owner_url).set(drivername="postgresql+psycopg")
     except sqlalchemy.exc.ArgumentError:
         raise ConfigurationError(f"{_OWNER_URL} is not a URL; write postgresql://USER:PASSWORD@HOST:PORT/DATABASE") from None
-    engine = create_engine(url, poolclass=NullPool, connect_args={"connect_timeout": 5, "application_name": "ticket-sla-monitor-migrate"})
+    # the encoding is named for a database without one, from which the driver would return bytes
+    session = {"connect_timeout": 5, "application_name": "ticket-sla-monitor-migrate", "client_encoding": "utf8"}
+    engine = create_engine(url, poolclass=NullPool, connect_args=session)
     config = Config()
     config.set_main_option("script_location", str(Path(__file__).parent / "migrations").replace("%", "%%"))
     place = url.set(drivername="postgresql").render_as_string(hide_password=True)
@@ -78,7 +82,9 @@ def _connected(owner_url: str) -> Iterator[tuple[Config, Connection]]:
         with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as guard:
             if not guard.scalar(text("select pg_try_advisory_lock(:key)"), {"key": _LOCK_KEY}):
                 raise DatabaseError(f"another migration of {place} is under way; try again when it has ended")
-            guard.execute(text(f"create schema if not exists {SCHEMA}"))
+            # asked first: `if not exists` demands the right to make schemas even where there is nothing to make
+            if guard.scalar(text(f"select to_regnamespace('{SCHEMA}')")) is None:
+                guard.execute(text(f"create schema {SCHEMA}"))
             with engine.connect() as connection:
                 config.attributes["connection"] = connection
                 yield config, connection

@@ -17,7 +17,7 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg.types.datetime import TimestamptzLoader
 from psycopg.types.string import TextLoader
 
-from sla_pipeline.errors import ConfigurationError, DatabaseError, DatabaseUnavailable
+from sla_pipeline.errors import ConfigurationError, DatabaseBusy, DatabaseError, DatabaseUnavailable
 
 __all__ = [
     "DISTANT_FUTURE",
@@ -41,6 +41,22 @@ _LOCK_TIMEOUT_MS = 5_000
 _IDLE_IN_TRANSACTION_TIMEOUT_MS = 15_000
 # dead peers are noticed in this time instead of the kernel's two hours
 _TCP_USER_TIMEOUT_MS = 15_000
+
+# what the code relies on, whatever the server, the database or the login have as their defaults
+_SETTINGS = {
+    "timezone": "UTC",
+    # the driver reads no other
+    "datestyle": "ISO",
+    # a batch must see what an operator has committed since it began (SPEC 5.5)
+    "default_transaction_isolation": "read\\ committed",
+    # an event must not be on the topic when a crash takes back the mark
+    "synchronous_commit": "on",
+    # a row-level policy must be an error: hidden tickets would be missed in silence
+    "row_security": "off",
+    "statement_timeout": _STATEMENT_TIMEOUT_MS,
+    "lock_timeout": _LOCK_TIMEOUT_MS,
+    "idle_in_transaction_session_timeout": _IDLE_IN_TRANSACTION_TIMEOUT_MS,
+}
 
 # what stands for a time that Python's datetime cannot hold (infinity, years before 1 and after 9999): it compares as the original would
 DISTANT_PAST = datetime.min.replace(tzinfo=UTC)
@@ -102,22 +118,14 @@ class PostgresSettings:
             yield connection
 
     def connect(self, *, purpose: str, idle_session_timeout_ms: int = 0) -> psycopg.Connection:
-        """Open a session in autocommit mode, its time zone UTC, with time-outs on all it can wait for.
+        """Open a session in autocommit mode, with settings of its own and time-outs on all it can wait for.
 
         ``idle_session_timeout_ms``: the server ends the session, and with it its locks, when it is silent for that long; 0 for never.
         Raises ``DatabaseUnavailable`` (no answer) or ``DatabaseError`` (refused: login, database, rights).
         """
         given = conninfo_to_dict(self.url)
-        options = " ".join(
-            f"-c {name}={value}"
-            for name, value in {
-                "timezone": "UTC",
-                "statement_timeout": _STATEMENT_TIMEOUT_MS,
-                "lock_timeout": _LOCK_TIMEOUT_MS,
-                "idle_in_transaction_session_timeout": _IDLE_IN_TRANSACTION_TIMEOUT_MS,
-                "idle_session_timeout": idle_session_timeout_ms,
-            }.items()
-        )
+        settings = _SETTINGS | {"idle_session_timeout": idle_session_timeout_ms}
+        options = " ".join(f"-c {name}={value}" for name, value in settings.items())
         with translated_errors(self):
             connection = psycopg.connect(
                 self.url,
@@ -126,6 +134,8 @@ class PostgresSettings:
                 prepare_threshold=None,
                 connect_timeout=_CONNECT_TIMEOUT_SECONDS,
                 application_name=f"ticket-sla-monitor {purpose}",
+                # in a database without an encoding the driver would return bytes
+                client_encoding="utf8",
                 options=f"{given.get('options') or ''} {options}".strip(),
                 keepalives_idle=5,
                 keepalives_interval=2,
@@ -157,10 +167,12 @@ def translated_errors(settings: PostgresSettings) -> Iterator[None]:
         raise ours from error
 
 
-def translate(error: psycopg.Error, settings: PostgresSettings) -> DatabaseError | DatabaseUnavailable | None:
+def translate(  # noqa: PLR0911 - one return a fault reads best
+    error: psycopg.Error, settings: PostgresSettings
+) -> DatabaseError | DatabaseUnavailable | None:
     """Our error for one of the driver's: permanent faults are ``DatabaseError``, a server that is away is ``DatabaseUnavailable``.
 
-    None for what is neither: a fault of data or of a single statement.
+    None for a fault of data.
     """
     said = error.diag.message_primary or (str(error).strip().splitlines() or [""])[0]
     where = settings.place
@@ -169,11 +181,23 @@ def translate(error: psycopg.Error, settings: PostgresSettings) -> DatabaseError
             return DatabaseError(
                 f"{said} in {where}; check that {POSTGRES_URL} names the support service's database and run `sla-pipeline migrate`"
             )
+        case psycopg.errors.InsufficientPrivilege() if "row-level security" in said:
+            return DatabaseError(f"{said} in {where}; the monitor must see every ticket: `alter role LOGIN bypassrls`")
         case psycopg.errors.InsufficientPrivilege():
             return DatabaseError(f"{said} in {where}; grant the login membership of role sla_worker (`grant sla_worker to LOGIN`)")
-        case psycopg.errors.QueryCanceled() | psycopg.errors.LockNotAvailable() | psycopg.errors.DeadlockDetected():
-            return None
-        case psycopg.OperationalError() | psycopg.InterfaceError():
+        case psycopg.errors.ReadOnlySqlTransaction():
+            return DatabaseError(f"{said} in {where}: this is a standby, or set to read only; let {POSTGRES_URL} name the primary")
+        case (
+            psycopg.errors.QueryCanceled()
+            | psycopg.errors.LockNotAvailable()
+            | psycopg.errors.DeadlockDetected()
+            | psycopg.errors.SerializationFailure()
+        ):
+            return DatabaseBusy(
+                f"{said} ({error.sqlstate}) in {where}; the next cycle tries again. If it comes often, look for locks that are held long "
+                "and for the warning of a missing index"
+            )
+        case psycopg.OperationalError() | psycopg.InterfaceError() | psycopg.errors.IdleInTransactionSessionTimeout():
             return _connection_error(said, where, settings)
         case _:
             return None

@@ -105,7 +105,7 @@ def _fill(connection: psycopg.Connection, *, prefix: str, count: int, due: int, 
 
 def _reset_marks(connection: psycopg.Connection) -> None:
     connection.execute("update support.tickets set sla_breached = false where sla_breached")
-    connection.execute("truncate support.ticket_sla_breaches")
+    connection.execute("truncate support.ticket_sla_breaches, support.ticket_sla_cycles")
     connection.execute("update support.ticket_sla_relay set next_seq = 0, published_seq = 0")
     connection.execute("vacuum analyze support.tickets")
     connection.execute("checkpoint")
@@ -151,7 +151,9 @@ def _publishing(owner_url: str, bootstrap_servers: str, rounds: int) -> Ratio:
         owner.execute("create table benchmark_records as select * from support.ticket_sla_breaches")
 
         def other() -> None:
-            producer = Producer({"bootstrap.servers": bootstrap_servers, "enable.idempotence": True, "linger.ms": 5, "compression.type": "lz4"})
+            producer = Producer(
+                {"bootstrap.servers": bootstrap_servers, "enable.idempotence": True, "linger.ms": 5, "compression.type": "lz4"}
+            )
             rows = owner.execute("select ticket_id::text, payload from support.ticket_sla_breaches order by seq limit 10000")
             for ticket_id, payload in rows:
                 producer.produce(plain_settings.topic, payload, ticket_id)

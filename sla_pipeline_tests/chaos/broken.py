@@ -1,4 +1,4 @@
-"""Three builds of the product that are wrong, each in the way in which such programs usually are. For worker processes of this harness only.
+"""Three builds of the product that are wrong, each in the way in which such programs usually are. For this harness's workers only.
 
 What belongs here: the patches. What does not: a switch in the product; it has none. Each leaves out one rule whose absence no test of a
 healthy system shows, and the harness must notice each.

@@ -24,12 +24,16 @@ EXPECTED_ERRORS = frozenset(
 )
 """What a cycle may end with while servers go away and rivals freeze. Anything else, ``FailClosed`` above all, is a fault of the product."""
 
+# a server that is away for longer stops the timeline
+_OUTAGE_SECONDS = 3.0
+
 
 class Chronicle:
     """Counts, and the history as JSON lines in ``path``."""
 
     def __init__(self, path: Path) -> None:
         self.began = time.monotonic()
+        """When the disruptions began; what was before counts below zero."""
         self.kills: Counter[str] = Counter()
         self.restarts: Counter[str] = Counter()
         self.freezes: Counter[str] = Counter()
@@ -43,6 +47,15 @@ class Chronicle:
         self._lock = threading.Lock()
         self._file: TextIO = path.open("w")
         self._waiting: list[tuple[str, float]] = []
+        self._away: set[str] = set()
+        self._all_back_since = self._away_since = self._ticked = self.began
+        self.played = 0.0
+        """Seconds of the timeline. It stands still while a server takes long to start, or a busy machine would see half of it only."""
+
+    def begin(self) -> None:
+        """The scene is set."""
+        self.began = self._ticked = time.monotonic()
+        self.played = 0.0
 
     @property
     def now(self) -> float:
@@ -72,10 +85,34 @@ class Chronicle:
             self.cuts += 1
             self._disrupted("cut", {})
 
+    def went_away(self, server: str, how: str) -> None:
+        """A server was ended."""
+        with self._lock:
+            if not self._away:
+                self._away_since = time.monotonic()
+            self._away.add(server)
+            self._note(f"{server} {how}", {})
+
+    def tick(self) -> None:
+        """Moves ``played`` on by the time since the last call."""
+        with self._lock:
+            now = time.monotonic()
+            if not self._away or now - self._away_since < _OUTAGE_SECONDS:
+                self.played += now - self._ticked
+            self._ticked = now
+
+    @property
+    def seconds_in_order(self) -> float:
+        """How long all servers have been there; 0 while one is away."""
+        with self._lock:
+            return 0.0 if self._away else time.monotonic() - self._all_back_since
+
     def back_again(self, server: str, how: str) -> None:
         """A server that was ended answers again. Nothing could recover before: what waits for a recovery counts from now."""
         with self._lock:
             self.restarts[f"{server} {how}"] += 1
+            self._away.discard(server)
+            self._all_back_since = time.monotonic()
             self._waiting = [(name, self.now) for name, _ in self._waiting]
             self._disrupted(f"{server} back", {"how": how})
 

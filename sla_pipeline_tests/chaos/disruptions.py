@@ -12,7 +12,7 @@ from typing import Literal, TypeVar
 
 from sla_pipeline_tests.chaos.broken import Build
 
-__all__ = ["Cut", "Disruption", "Freeze", "Kill", "Outage", "Scenario", "timeline"]
+__all__ = ["Cut", "Disruption", "Freeze", "Kill", "Outage", "Scenario", "seeded", "timeline"]
 
 Card = TypeVar("Card")
 
@@ -29,6 +29,8 @@ class Scenario:
     workers: int = 3
     operators: int = 6
     holders: int = 2
+    outages: bool = True
+    """Whether servers end and restart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +141,9 @@ def timeline(scenario: Scenario) -> list[Disruption]:
     return sorted(drawn, key=lambda disruption: disruption.at)
 
 
-def _rng(scenario: Scenario, what: str) -> random.Random:
-    return random.Random(f"{scenario.seed} {what}")
+def seeded(*what: object) -> random.Random:
+    """A source of random numbers of its own for each purpose, so that what one thread draws does not change what another does."""
+    return random.Random(" ".join(map(str, what)))  # noqa: S311 - it decides nothing secret
 
 
 def _deal(rng: random.Random, deck: Sequence[Card]) -> Iterator[Card]:
@@ -155,7 +158,7 @@ def _moments(rng: random.Random, scenario: Scenario, count: int) -> list[float]:
 
 
 def _kills(scenario: Scenario) -> Iterator[Kill]:
-    rng = _rng(scenario, "kills")
+    rng = seeded(scenario.seed, "kills")
     deck = _deal(rng, [*_KILL_DECK, *_DELAYED_KILL_DECK])
     for at in _moments(rng, scenario, scenario.kills):
         step, delay = next(deck)
@@ -163,7 +166,7 @@ def _kills(scenario: Scenario) -> Iterator[Kill]:
 
 
 def _encounters(scenario: Scenario) -> Iterator[Freeze]:
-    rng = _rng(scenario, "encounters")
+    rng = seeded(scenario.seed, "encounters")
     others = zip(_deal(rng, _ZOMBIE_STEPS), _deal(rng, _SUCCESSOR_STEPS), strict=False)
     cards = itertools.chain.from_iterable(zip(_deal(rng, _DEADLY), others, strict=False))
     for at in _moments(rng, scenario, int(scenario.seconds / _SECONDS_PER_ENCOUNTER)):
@@ -172,7 +175,7 @@ def _encounters(scenario: Scenario) -> Iterator[Freeze]:
 
 
 def _long_freezes(scenario: Scenario) -> Iterator[Freeze]:
-    rng = _rng(scenario, "long freezes")
+    rng = seeded(scenario.seed, "long freezes")
     room = scenario.seconds - _LONGEST_FREEZE_SECONDS
     if room < 0:
         return
@@ -194,13 +197,19 @@ def _long_freezes(scenario: Scenario) -> Iterator[Freeze]:
 
 
 def _cuts(scenario: Scenario) -> Iterator[Cut]:
-    rng = _rng(scenario, "cuts")
+    rng = seeded(scenario.seed, "cuts")
     return map(Cut, _moments(rng, scenario, int(scenario.seconds / _SECONDS_PER_CUT)))
 
 
+def _outage_count(scenario: Scenario) -> int:
+    """Each kind at least once, unless the run is too short for any."""
+    by_time = int(scenario.seconds / _SECONDS_PER_OUTAGE) if scenario.outages else 0
+    return max(by_time, len(_OUTAGES)) if by_time else 0
+
+
 def _outages(scenario: Scenario) -> Iterator[Outage]:
-    rng = _rng(scenario, "outages")
+    rng = seeded(scenario.seed, "outages")
     kinds = _deal(rng, _OUTAGES)
-    for at in _moments(rng, scenario, int(scenario.seconds / _SECONDS_PER_OUTAGE)):
+    for at in _moments(rng, scenario, _outage_count(scenario)):
         server, how = next(kinds)
         yield Outage(at, server, how, down_seconds=rng.uniform(0, 4))

@@ -5,6 +5,7 @@ What belongs here: everything done to one worker process, and the meeting of a f
 """
 
 import multiprocessing
+import os
 import random
 import signal
 import threading
@@ -81,18 +82,25 @@ class Seat(threading.Thread):
     def arm(self, order: Kill | Freeze) -> None:
         """Have ``order`` carried out when its step is reached."""
         with self._stage.changed:
-            self._armed.append((time.monotonic() + _ARMED_SECONDS, order))
+            self._armed.append((time.monotonic(), order))
 
     def may_freeze(self) -> bool:
         """Whether no freeze is under way or ordered here."""
         with self._stage.changed:
             return not self._engaged and not any(isinstance(order, Freeze) for _, order in self._armed)
 
-    def kill_late(self, *, all_of_them: bool = False) -> None:
+    @property
+    def has_orders(self) -> bool:
+        """Whether an order waits for its step, or a freeze is under way."""
+        with self._stage.changed:
+            return bool(self._armed) or self._engaged
+
+    def kill_late(self) -> None:
         """Kill where it is for each kill whose step was not reached in time."""
         with self._stage.changed:
-            now = time.monotonic()
-            late = [entry for entry in self._armed if isinstance(entry[1], Kill) and (all_of_them or entry[0] < now)]
+            # while a server is away most steps cannot be reached
+            latest = time.monotonic() - _ARMED_SECONDS if self._stage.chronicle.seconds_in_order > _ARMED_SECONDS else 0.0
+            late = [entry for entry in self._armed if isinstance(entry[1], Kill) and entry[0] < latest]
         for entry in late:
             if self.kill_now():
                 with self._stage.changed:
@@ -252,9 +260,6 @@ class Seat(threading.Thread):
 
     def _signal(self, process: ForkServerProcess, number: signal.Signals) -> None:
         if process.pid is not None and process.is_alive():
-            signal.pidfd_send_signal
-            import os
-
             os.kill(process.pid, number)
 
     def _be_held(self, step: str) -> None:

@@ -7,7 +7,6 @@ pipe: it announces each step and each end of a cycle and waits to be told to go 
 import contextlib
 import logging
 import os
-import random
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -27,6 +26,7 @@ from sla_pipeline.monitor.steps import CycleReport, Database
 from sla_pipeline.postgres.outbox import PostgresOutbox
 from sla_pipeline.postgres.session import PostgresSettings
 from sla_pipeline_tests.chaos.broken import Build, install
+from sla_pipeline_tests.chaos.disruptions import seeded
 
 __all__ = ["Answer", "Contract", "Report", "work"]
 
@@ -123,7 +123,7 @@ def work(pipe: "Connection[Report, Answer]", contract: Contract) -> None:
     os.setpgid(0, 0)
     logging.basicConfig(filename=contract.log, level=logging.WARNING, format="%(asctime)s %(process)d %(name)s %(levelname)s %(message)s")
     install(contract.build)
-    seat, classes, rng = _Seat(pipe), _Classes(), random.Random(contract.seed)
+    seat, classes, rng = _Seat(pipe), _Classes(), seeded(contract.seed)
     database = _WatchedDatabase(PostgresSettings(contract.worker_url))
     relay = _WatchedRelay(contract.kafka, on_step=seat.on_step, transaction_limit=contract.transaction_limit)
     database.classes = relay.classes = classes

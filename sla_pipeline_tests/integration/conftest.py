@@ -31,7 +31,7 @@ class Cycle(Protocol):
         self,
         given: CycleInput | None = None,
         *,
-        clock: Clock | None = None,
+        clock: Clock = ...,
         run_id: str | None = None,
         should_stop: ShouldStop = ...,
         on_step: OnStep = ...,

@@ -65,12 +65,14 @@ def topic(kafka_settings: KafkaSettings) -> Topic:
 
 
 @pytest.fixture
-def mark(database: Database, clock: SimulatedClock) -> Mark:
-    """The first half of a cycle: what it marks waits to be published."""
+def mark(database: Database, clock: SimulatedClock, support: Support) -> Mark:
+    """The first half of a cycle: what it marks waits to be published, and has just begun to, by the test's clock."""
 
     def run() -> MarkTotals:
         claim = claim_overdue(database, clock, CycleInput(), run_id="run-that-marked")
-        return mark_breached(database, claim).totals
+        totals = mark_breached(database, claim).totals
+        support.execute("update support.ticket_sla_breaches set recorded_at = breached_at")
+        return totals
 
     return run
 

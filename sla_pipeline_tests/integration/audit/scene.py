@@ -151,9 +151,10 @@ def record_by_hand(
         row = support.execute("update support.ticket_sla_relay set next_seq = next_seq + 1 where id = 1 returning next_seq").fetchone()
         assert row is not None
         support.execute(
-            "insert into support.ticket_sla_breaches (seq, ticket_id, number, kind, due_at, breached_at, correlation_id, payload)"
-            " values (%s, %s, %s, %s, %s, %s, 'by hand', %s)",
-            (row[0], ticket_id, number, kind.value, due_at, breached_at, event.to_json()),
+            "insert into support.ticket_sla_breaches"
+            " (seq, ticket_id, number, kind, due_at, breached_at, correlation_id, payload, recorded_at)"
+            " values (%s, %s, %s, %s, %s, %s, 'by hand', %s, %s)",
+            (row[0], ticket_id, number, kind.value, due_at, breached_at, event.to_json(), breached_at),
         )
     return int(row[0])
 

@@ -21,6 +21,7 @@ from sla_pipeline_tests.integration.audit.scene import (
     publish_by_hand,
     say_published,
     sent_again,
+    waiting_records,
 )
 from sla_pipeline_tests.tickets import FIRST_RESPONSE_OVERDUE, NOW, make_ticket, make_tickets
 
@@ -33,6 +34,13 @@ def waiting(support: Support, mark: Mark) -> list[str]:
     ids = make_tickets(support, 4, **FIRST_RESPONSE_OVERDUE)
     assert mark().processed == 4
     return ids
+
+
+@pytest.fixture
+def in_one_partition(waiting: list[str], support: Support, topic: Topic) -> list[str]:
+    """The same, published, all in partition 0 at offsets 0 to 3."""
+    publish_by_hand(support, topic, lambda record: [record.as_sent(partition=0)])
+    return waiting
 
 
 def test_events_published_by_hand_as_the_relay_would_are_clean(audit: Audit, waiting: list[str], support: Support, topic: Topic) -> None:
@@ -66,24 +74,23 @@ def test_an_event_under_another_sequence_is_lost_by_sequence_only(audit: Audit, 
     assert found(audit()) == {"record_without_event": 1, "event_without_record": 1, "event_ahead_of_progress": 896}
 
 
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({"value": b"{}"}, {"event_payload_differs": 1, "event_invalid": 1}),
-        ({"value": None}, {"event_payload_differs": 1, "event_invalid": 1}),
-        ({"value": b"\xff\xfe not text"}, {"event_payload_differs": 1, "event_invalid": 1}),
-        ({"value": b"[" * 100_000}, {"event_payload_differs": 1, "event_invalid": 1}),
-        ({"key": STRANGER.encode()}, {"event_key_differs": 1}),
-        ({"key": None}, {"event_key_differs": 1}),
-    ],
-)
-def test_an_altered_event_is_found(
-    audit: Audit, waiting: list[str], support: Support, topic: Topic, changes: dict[str, bytes | None], expected: dict[str, int]
-) -> None:
-    publish_by_hand(support, topic, lambda record: [record.as_sent(**changes) if record.seq == 2 else record.as_sent()])
+def test_an_altered_payload_is_found(audit: Audit, waiting: list[str], support: Support, topic: Topic) -> None:
+    publish_by_hand(support, topic, lambda record: [record.as_sent(value=b"{}") if record.seq == 2 else record.as_sent()])
     report = audit()
-    assert found(report) == expected
+    assert found(report) == {"event_payload_differs": 1, "event_invalid": 1}
     assert report.event_count == 4
+
+
+def test_an_event_without_a_value_is_found(audit: Audit, waiting: list[str], support: Support, topic: Topic) -> None:
+    publish_by_hand(support, topic, lambda record: [record.as_sent(value=None)])
+    assert found(audit()) == {"event_payload_differs": 4, "event_invalid": 4}
+
+
+def test_an_altered_key_is_found(audit: Audit, waiting: list[str], support: Support, topic: Topic) -> None:
+    publish_by_hand(
+        support, topic, lambda record: [record.as_sent(key=STRANGER.encode()) if record.seq == 2 else record.as_sent(partition=0)]
+    )
+    assert found(audit()) == {"event_key_differs": 1}
 
 
 def test_a_payload_that_differs_by_a_space_is_valid_and_still_differs(
@@ -93,32 +100,20 @@ def test_a_payload_that_differs_by_a_space_is_valid_and_still_differs(
     assert found(audit()) == {"event_payload_differs": 4}
 
 
-def test_upper_case_in_a_key_is_a_difference(audit: Audit, waiting: list[str], support: Support, topic: Topic) -> None:
-    publish_by_hand(support, topic, lambda record: [record.as_sent(key=record.ticket_id.upper().encode())])
-    assert found(audit()) == {"event_key_differs": 4}
+def test_altered_and_missing_headers_are_found(audit: Audit, waiting: list[str], support: Support, topic: Topic) -> None:
+    def alter(record: HandWrittenRecord) -> Iterable[Sent]:
+        headers = record.as_sent().headers
+        if record.seq == 1:
+            headers["correlation-id"] = b"another run"
+        if record.seq == 2:
+            del headers["event-type"]
+        yield record.as_sent(headers=headers)
+
+    publish_by_hand(support, topic, alter)
+    assert found(audit()) == {"event_headers_differ": 2}
 
 
-@pytest.mark.parametrize(
-    ("header", "value"),
-    [("correlation-id", b"another run"), ("event-type", b"Another"), ("contract-version", b"2"), ("content-type", b"text/plain")],
-)
-def test_a_header_that_is_not_the_record_s_is_found(
-    audit: Audit, waiting: list[str], support: Support, topic: Topic, header: str, value: bytes
-) -> None:
-    publish_by_hand(support, topic, lambda record: [record.as_sent(headers={**record.as_sent().headers, header: value})])
-    assert found(audit()) == {"event_headers_differ": 4}
-
-
-@pytest.mark.parametrize("header", ["correlation-id", "event-type", "contract-version", "content-type"])
-def test_a_missing_header_is_found(audit: Audit, waiting: list[str], support: Support, topic: Topic, header: str) -> None:
-    def without(record: HandWrittenRecord) -> Iterable[Sent]:
-        yield record.as_sent(headers={name: value for name, value in record.as_sent().headers.items() if name != header})
-
-    publish_by_hand(support, topic, without)
-    assert found(audit()) == {"event_headers_differ": 4}
-
-
-@pytest.mark.parametrize("text", [None, b"", b"-1", b"0", b"01", b"1.0", b"one", b"9" * 30, "١".encode()])
+@pytest.mark.parametrize("text", [None, b"one"])
 def test_an_event_without_a_usable_sequence_is_found(audit: Audit, breached: list[str], topic: Topic, text: bytes | None) -> None:
     event = topic.events()[0]
     headers = {name: value for name, value in event.headers.items() if name != "outbox-seq"}
@@ -151,36 +146,32 @@ def test_text_that_came_from_the_topic_is_never_repeated(audit: Audit, breached:
     assert "Jane" not in repr(report)
 
 
-def test_an_event_that_came_twice_is_found_by_sequence_and_by_ticket(audit: Audit, breached: list[str], topic: Topic) -> None:
+def test_an_event_that_came_twice_is_found_by_sequence_and_by_ticket(audit: Audit, in_one_partition: list[str], topic: Topic) -> None:
     second = topic.events()[1]
     topic.send(sent_again(second), sent_again(second))
     report = audit()
-    assert found(report) == {"event_sequence_twice": 2, "event_ticket_twice": 2}
-    (first_example, _) = report.finding(Check.EVENT_SEQUENCE_TWICE).examples
-    assert (first_example.ticket_id, first_example.number, first_example.seq, first_example.partition) == (
-        second.key.decode(),
-        f"TCK-{second.key.decode()}",
-        2,
-        second.partition,
+    assert found(report) == {"event_sequence_twice": 2, "event_ticket_twice": 2, "order_in_partition": 1}
+    ticket_id = in_one_partition[1]
+    assert report.finding(Check.EVENT_SEQUENCE_TWICE).examples == (
+        Example(ticket_id, f"TCK-{ticket_id}", 2, partition=0, offset=4),
+        Example(ticket_id, f"TCK-{ticket_id}", 2, partition=0, offset=5),
     )
-    assert first_example.offset is not None
-    assert first_example.offset > second.offset
 
 
-def test_a_ticket_s_events_in_two_partitions_have_no_order(audit: Audit, breached: list[str], topic: Topic) -> None:
-    event = topic.events()[0]
-    topic.send(sent_again(event, partition=(event.partition + 1) % 3))
+def test_a_ticket_s_events_in_two_partitions_have_no_order(audit: Audit, in_one_partition: list[str], topic: Topic) -> None:
+    topic.send(sent_again(topic.events()[0], partition=1))
     assert found(audit()) == {"event_sequence_twice": 1, "event_ticket_twice": 1, "order_of_ticket": 1}
 
 
-def test_a_ticket_s_events_in_falling_sequence_are_found(audit: Audit, breached: list[str], topic: Topic) -> None:
-    event = topic.events()[4]
-    topic.send(sent_again(event, headers={**event.headers, "outbox-seq": b"1"}))
-    assert faults(audit()) == {
+def test_a_ticket_s_events_in_falling_sequence_are_found(audit: Audit, in_one_partition: list[str], topic: Topic) -> None:
+    last = topic.events()[3]
+    topic.send(sent_again(last, headers={**last.headers, "outbox-seq": b"1"}))
+    assert found(audit()) == {
         "event_key_differs": 1,
         "event_payload_differs": 1,
         "event_sequence_twice": 1,
         "event_ticket_twice": 1,
+        "order_in_partition": 1,
         "order_of_ticket": 1,
     }
 
@@ -188,7 +179,7 @@ def test_a_ticket_s_events_in_falling_sequence_are_found(audit: Audit, breached:
 def test_events_out_of_order_within_a_partition_are_counted_where_the_order_breaks(
     audit: Audit, waiting: list[str], support: Support, topic: Topic
 ) -> None:
-    records = {record.seq: record for record in publish_order(support)}
+    records = {record.seq: record for record in waiting_records(support)}
     topic.send(*(records[seq].as_sent(partition=0) for seq in (1, 4, 2, 3)))
     say_published(support, topic, 4)
     report = audit()
@@ -196,18 +187,11 @@ def test_events_out_of_order_within_a_partition_are_counted_where_the_order_brea
     assert report.finding(Check.ORDER_IN_PARTITION).examples[0].seq == 2
 
 
-def publish_order(support: Support) -> list[HandWrittenRecord]:
-    from sla_pipeline_tests.integration.audit.scene import waiting_records
-
-    return waiting_records(support)
-
-
 def test_order_between_partitions_does_not_matter(audit: Audit, waiting: list[str], support: Support, topic: Topic) -> None:
-    records = {record.seq: record for record in publish_order(support)}
-    topic.send(*(records[seq].as_sent(partition=partition) for seq, partition in ((4, 0), (3, 1), (2, 2))))
-    topic.send(records[1].as_sent(partition=2))
+    records = {record.seq: record for record in waiting_records(support)}
+    topic.send(*(records[seq].as_sent(partition=partition) for seq, partition in ((3, 0), (4, 0), (2, 1), (1, 2))))
     say_published(support, topic, 4)
-    assert found(audit()) == {"order_in_partition": 1}
+    assert found(audit()) == {}
 
 
 @pytest.mark.parametrize(
@@ -250,10 +234,12 @@ def test_a_lost_event_does_not_hide_behind_a_position_that_lags(audit: Audit, wa
     assert faults(audit()) == {"record_without_event": 1, "record_ticket_without_event": 1}
 
 
-def test_every_sort_of_harm_at_once_is_counted_sort_by_sort(audit: Audit, breached: list[str], support: Support, topic: Topic) -> None:
+def test_every_sort_of_harm_at_once_is_counted_sort_by_sort(
+    audit: Audit, in_one_partition: list[str], support: Support, topic: Topic
+) -> None:
     first, second, *_ = topic.events()
     topic.send(sent_again(first), sent_again(second, headers={}))
-    support.execute("delete from support.ticket_sla_breaches where seq = 4")
+    support.execute("delete from support.ticket_sla_breaches where seq = 3")
     make_ticket(support, sla_breached=True)
     assert faults(audit()) == {
         "record_gap": 1,
@@ -264,4 +250,5 @@ def test_every_sort_of_harm_at_once_is_counted_sort_by_sort(audit: Audit, breach
         "event_invalid": 1,
         "event_sequence_twice": 1,
         "event_ticket_twice": 2,
+        "order_in_partition": 1,
     }

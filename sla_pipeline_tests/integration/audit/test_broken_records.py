@@ -61,12 +61,12 @@ def test_a_second_record_of_a_ticket_is_found_and_so_is_its_event(
     audit: Audit, breached: list[str], support: Support, cycle: Cycle
 ) -> None:
     support.execute("alter table support.ticket_sla_breaches drop constraint ticket_sla_breaches_ticket_id_key")
-    record_by_hand(support, breached[0], f"TCK-{breached[0]}", due_at=NOW - MINUTE)
+    record_by_hand(support, breached[2], f"TCK-{breached[2]}", due_at=NOW - MINUTE)
     assert faults(audit()) == {"record_ticket_twice": 1}
     cycle()
     report = audit()
     assert faults(report) == {"record_ticket_twice": 1, "event_ticket_twice": 1}
-    assert report.finding(Check.RECORD_TICKET_TWICE).examples == (Example(breached[0], f"TCK-{breached[0]}", 6),)
+    assert report.finding(Check.RECORD_TICKET_TWICE).examples == (Example(breached[2], f"TCK-{breached[2]}", 6),)
     assert report.finding(Check.EVENT_TICKET_TWICE).examples[0].seq == 6
 
 

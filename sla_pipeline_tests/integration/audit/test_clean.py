@@ -57,7 +57,7 @@ def test_an_audit_writes_nothing(audit: Audit, breached: list[str], support: Sup
 
 
 def test_what_happens_to_tickets_after_their_mark_is_no_fault(audit: Audit, breached: list[str], support: Support) -> None:
-    answered, moved, deleted, resolved, closed = breached
+    resolved, closed, deleted, moved, answered = breached
     reply(support, answered, at=NOW + MINUTE)
     change(support, moved, first_response_due_at=NOW + HOUR, updated_at=NOW + MINUTE)
     support.execute("delete from support.tickets where id = %s", (deleted,))
@@ -73,7 +73,7 @@ def test_what_happens_to_tickets_after_their_mark_is_no_fault(audit: Audit, brea
 def test_a_script_that_edits_a_ticket_and_leaves_updated_at_alone_makes_no_mark_look_false(
     audit: Audit, breached: list[str], support: Support
 ) -> None:
-    change(support, breached[0], first_response_due_at=NOW + HOUR)
+    change(support, breached[4], first_response_due_at=NOW + HOUR)
     report = audit()
     assert found(report) == {"deadline_edited": 1}
     assert report.proven_count == 4
@@ -83,17 +83,17 @@ def test_a_script_that_edits_a_ticket_and_leaves_updated_at_alone_makes_no_mark_
 def test_a_reply_dated_before_the_mark_is_a_warning_when_it_is_more_than_a_minute(
     audit: Audit, breached: list[str], support: Support, dated: timedelta, expected: dict[str, int]
 ) -> None:
-    change(support, breached[0], first_response_at=NOW - dated, updated_at=NOW + MINUTE)
+    change(support, breached[4], first_response_at=NOW - dated, updated_at=NOW + MINUTE)
     report = audit()
     assert found(report) == expected
     assert report.clean
 
 
 def test_a_resolution_dated_long_before_the_mark_is_a_warning(audit: Audit, breached: list[str], support: Support) -> None:
-    change(support, breached[4], status="Resolved", resolved_at=NOW - HOUR, updated_at=NOW + MINUTE)
+    change(support, breached[1], status="Resolved", resolved_at=NOW - HOUR, updated_at=NOW + MINUTE)
     report = audit()
     assert found(report) == {"reply_before_breach": 1}
-    assert report.finding(Check.REPLY_BEFORE_BREACH).examples[0].seq == 5
+    assert report.finding(Check.REPLY_BEFORE_BREACH).examples[0].seq == 2
 
 
 def test_a_flag_that_was_put_back_and_marked_again_is_clean(audit: Audit, breached: list[str], support: Support, cycle: Cycle) -> None:

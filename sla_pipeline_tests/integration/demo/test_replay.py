@@ -52,8 +52,8 @@ def test_every_breach_of_the_real_log_comes_out_of_kafka_once_at_its_minute_of_i
     expected = expected_breaches(BUNDLED_LOG, UNTIL)
     assert Counter(breach.kind for breach in expected) == BY_KIND
     assert replayed(result) == expected
-    assert result.comparison.differences == dict.fromkeys(result.comparison.differences, ())
-    assert result.comparison.marked_count == result.comparison.event_count == len(expected)
+    assert [finding.as_dict() for finding in result.audit.findings if finding.count] == []
+    assert result.audit.marked_count == result.audit.record_count == result.audit.event_count == len(expected)
 
 
 def test_the_rules_of_the_log_lead_to_these_breaches(play: Any, tmp_path: Path) -> None:

@@ -3,8 +3,9 @@
 What belongs here: what several tests of the relay need to set a scene and to judge it. What does not: fixtures (``conftest.py``).
 """
 
-import random
+import os
 import uuid
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
 import psycopg
@@ -23,8 +24,11 @@ class BreachRecords:
     def __init__(self, url: str) -> None:
         self._url = url
 
-    def add(self, count: int, *, run_id: str = "run-that-marked", padding_bytes: int = 0) -> list[int]:
+    def add(
+        self, count: int, *, run_id: str = "run-that-marked", padding_bytes: int = 0, ticket_ids: Sequence[str] | None = None
+    ) -> list[int]:
         """Writes ``count`` records as one batch of the marking does; returns their sequences. Padding makes each payload larger."""
+        ids = ticket_ids or [str(uuid.uuid4()) for _ in range(count)]
         with psycopg.connect(self._url) as connection:
             row = connection.execute(
                 "update support.ticket_sla_relay set next_seq = next_seq + %s where id = 1 returning next_seq", (count,)
@@ -35,13 +39,13 @@ class BreachRecords:
                 cursor.executemany(
                     "insert into support.ticket_sla_breaches (seq, ticket_id, number, kind, due_at, breached_at, correlation_id, payload)"
                     " values (%s, %s, %s, 'Resolution', %s, %s, %s, %s)",
-                    [self._row(seq, run_id, padding_bytes) for seq in sequences],
+                    [self._row(seq, ticket_id, run_id, padding_bytes) for seq, ticket_id in zip(sequences, ids, strict=True)],
                 )
         return sequences
 
     @staticmethod
-    def _row(seq: int, run_id: str, padding_bytes: int) -> tuple[object, ...]:
-        ticket_id, due_at = str(uuid.uuid4()), _NOW - timedelta(seconds=seq)
+    def _row(seq: int, ticket_id: str, run_id: str, padding_bytes: int) -> tuple[object, ...]:
+        due_at = _NOW - timedelta(seconds=seq)
         event = TicketSlaBreachedKafkaEvent.of(
             Breach(BreachKind.RESOLUTION, due_at),
             ticket_id=ticket_id,
@@ -54,7 +58,7 @@ class BreachRecords:
             now_utc=_NOW,
         )
         # white space, so that it stays JSON, and random, so that it does not shrink to nothing on the wire
-        padding = "".join(random.Random(seq).choices(" \t\n\r", k=padding_bytes))
+        padding = os.urandom(padding_bytes).translate(bytes(b" \t\n\r"[value % 4] for value in range(256))).decode()
         return seq, ticket_id, f"TCK-{seq}", due_at, _NOW, run_id, event.to_json() + padding
 
     def positions(self) -> tuple[int, int]:

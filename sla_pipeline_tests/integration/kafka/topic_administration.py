@@ -27,9 +27,9 @@ def _admin(settings: KafkaSettings) -> AdminClient:
 def set_topic_config(settings: KafkaSettings, topic: str, name: str, value: str) -> None:
     """Changes one setting of a topic."""
     entry = ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
-    for future in (
-        _admin(settings).incremental_alter_configs([ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])]).values()
-    ):
+    # kept in a variable: a client that is let go forgets what it was asked
+    admin = _admin(settings)
+    for future in admin.incremental_alter_configs([ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])]).values():
         future.result()
 
 

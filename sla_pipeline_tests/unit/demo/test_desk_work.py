@@ -56,7 +56,7 @@ def test_what_is_planned_next_fits_the_ticket(status: str, answered: bool, actio
 
 
 @pytest.mark.parametrize(("status", "action", "share"), [("New", Action.REPLY, 0.25), ("InWork", Action.RESOLVE, 0.35)])
-def test_a_share_of_replies_and_resolutions_comes_so_late_that_a_cycle_sees_it(status: str, action: Action, share: float) -> None:
+def test_a_share_of_replies_and_resolutions_comes_late_mostly_after_the_next_cycle(status: str, action: Action, share: float) -> None:
     given = ticket(status, first_response_at=NOW if status == "InWork" else None)
     due_at = given.first_response_due_at if status == "New" else given.resolution_due_at
     assert due_at is not None
@@ -64,7 +64,7 @@ def test_a_share_of_replies_and_resolutions_comes_so_late_that_a_cycle_sees_it(s
     lateness = [plan.at - due_at for _ in range(3_000) if (plan := next_plan(given, NOW, dice)) and plan.action is action]
     late = [one for one in lateness if one > timedelta()]
     assert len(late) / len(lateness) == pytest.approx(share, abs=0.03)
-    assert min(late) > timedelta(minutes=1)
+    assert sum(one > timedelta(minutes=1) for one in late) / len(late) == pytest.approx(0.62, abs=0.05)
     assert max(late) < timedelta(minutes=3)
 
 

@@ -13,9 +13,11 @@ closes nothing, begins again. The lock is not kept: it may be lost at any moment
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
-from sla_pipeline_tests.unit.protocol.world import IDLE, ZERO, Publisher, Row, Transaction, World, failed_closed, listed, refusal_in
+from sla_pipeline_tests.unit.protocol.repair import diagnosed, mended, noted
+from sla_pipeline_tests.unit.protocol.world import IDLE, NO_RECORD, ZERO, Publisher, Row, Transaction, World, listed
 
 __all__ = ["Model", "Protocol", "Surroundings"]
 
@@ -38,7 +40,7 @@ class Protocol:
     session_of_the_lock: bool = True
     """Every statement goes through the session that took the lock, so a restore of Postgres ends them all."""
 
-    @property
+    @cached_property
     def steps(self) -> tuple[str, ...]:
         """The steps in their order."""
         middle = ("fenced", "progress_read") if self.fence_before_progress else ("progress_read", "fenced")
@@ -59,6 +61,8 @@ class Surroundings:
     """When ``migrate`` writes the record with sequence 0 into an empty progress topic."""
     tail_loss_count: int = 0
     """How often the progress topic loses its newest record: a broker that loses what it has acknowledged."""
+    recoveries: bool = False
+    """Whether ``sla-pipeline recover`` may run, at any moment; each time takes one of the takeovers."""
     stable_offset_lags: bool = False
     """A committed record may stay hidden from read_committed clients for a while, even after a fence."""
 
@@ -73,19 +77,19 @@ class Model:
     protocol: Protocol = Protocol()
     surroundings: Surroundings = Surroundings()
     shortened: bool = True
-    """A step that nobody else can see (``connected``, ``begun``) follows at once, and worlds whose difference can no longer show are one."""
+    """A step that nobody else can see (``connected``, ``begun``) follows at once; worlds whose difference can no longer show are one."""
     names_exchangeable: bool = False
     """Worlds that differ only in which publisher is which are one: half the search, but in a history the names may change sides."""
 
     def successors(self, world: World) -> Moves:
         """Every move that is possible now."""
-        if refusal_in(world):
+        if world.refusal:
             return  # a later cycle that tries again is a publisher that forgot everything: the crash at the same place leads there
         for index, me in enumerate(world.publishers):
             if self.shortened and (me.step == "locked" or (me.step == "rows_read" and me.batch)):
                 yield from self.steps_of(world, index)
                 return
-        for told, after in (*self._postgres(world), *self._kafka(world)):
+        for told, after in (*self._postgres(world), *self._kafka(world), *self.recovery(world)):
             yield told, self._settled(after)
         for index, me in enumerate(world.publishers):
             if me != IDLE:
@@ -99,28 +103,35 @@ class Model:
 
     def _settled(self, world: World) -> World:
         """The same world without differences that can no longer show."""
-        protocol, bounds = self.protocol, self.surroundings
-        if not self.shortened or refusal_in(world):
+        if not self.shortened or world.refusal:
             return world
         for index, me in enumerate(world.publishers):
+            if me.step == "idle" or (me.epoch == world.epoch and me.era == world.era):
+                continue
             writing = me.step in ("begun", "produced", "flushed") or (me.step == "rows_read" and bool(me.batch))
-            if (writing and me.epoch != world.epoch) or (not writing and me != IDLE and self._session_ended(world, me)):
-                # it can only stop
-                world = world.with_publisher(index, IDLE)
+            if me.epoch != world.epoch if writing else self._session_ended(world, me):
+                world = world.with_publisher(index, IDLE)  # it can only stop
             elif me.epoch not in (0, world.epoch):
                 world = world.with_publisher(index, me._replace(epoch=0))
-        if protocol.one_transaction_per_producer and protocol.takeover_after_failed_commit:
-            if world.transaction is None:
-                world = world._replace(late_commit=False) if world.late_commit else world
-            elif not world.late_commit and not any(me.step in ("produced", "flushed") for me in world.publishers):
+        repair = world.repair
+        if repair and (repair.epoch != world.epoch if repair.target else repair.era != world.era):
+            world = world._replace(repair=None)  # so can this recovery
+        if self._commits_once:
+            transaction, committing = world.transaction, any(me.step in ("produced", "flushed") for me in world.publishers)
+            if transaction is None and world.late_commit:
+                world = world._replace(late_commit=False)
+            elif transaction and transaction.rows and not (world.late_commit or committing):
                 # nobody can commit it any more
-                world = world._replace(transaction=Transaction((), world.transaction.progress and ZERO))
-        if len(world.progress) > 1 and not (bounds.stable_offset_lags or bounds.tail_loss_count):
+                world = world._replace(transaction=Transaction((), transaction.progress and ZERO))
+        if len(world.progress) > 1 and not (self.surroundings.stable_offset_lags or self.surroundings.tail_loss_count):
             world = world._replace(progress=world.progress[-1:])
-        one, other = world.publishers
-        if self.names_exchangeable and hash(other) < hash(one):
-            world = world._replace(publishers=(other, one))
+        if self.names_exchangeable and world.publishers[1] < world.publishers[0]:
+            world = world._replace(publishers=world.publishers[::-1])
         return world
+
+    @property
+    def _commits_once(self) -> bool:
+        return self.protocol.one_transaction_per_producer and self.protocol.takeover_after_failed_commit
 
     def _session_ended(self, world: World, me: Publisher) -> bool:
         return self.protocol.session_of_the_lock and me.era != world.era
@@ -158,6 +169,21 @@ class Model:
             told = f"Kafka: the progress topic loses its newest record, {world.progress[-1]}"
             yield told, world._replace(progress=world.progress[:-1], harm_count=world.harm_count + 1)
 
+    def recovery(self, world: World) -> Moves:
+        """The next move of a recovery, the one without a fault first."""
+        repair, bounds = world.repair, self.surroundings
+        if repair is None:
+            if bounds.recoveries and world.epoch < bounds.takeover_count and (after := diagnosed(world)):
+                lost = f", which lacks {listed(after.repair.lost)}" if after.repair and after.repair.lost else ""
+                yield f"recover: fences (epoch {after.epoch}), compares the topic with Postgres{lost}", after
+            return
+        if repair.target is None and repair.era == world.era:
+            after = mended(world, repair)
+            yield f"recover: mends Postgres (rows {listed(after.rows)}, published_seq {after.published_seq})", after
+        if repair.target is not None and repair.epoch == world.epoch:
+            yield f"recover: writes the progress record {repair.target}", noted(world, repair.target)
+        yield "recover: crashes", world._replace(repair=None)
+
     # --- the steps of a takeover ------------------------------------------------------------------------------------------------------
 
     def _step(self, world: World, index: int, me: Publisher) -> Moves:
@@ -168,8 +194,8 @@ class Model:
                 other = world.publishers[1 - index]
                 next_seq = 0 if self.protocol.next_seq_after_progress else len(world.rows)
                 fresh = Publisher(step, era=world.era, published_seq=world.published_seq, next_seq=next_seq)
-                lost = "" if other == IDLE else f", {'BA'[index]} having lost its lock"
-                yield f"locked (published_seq {world.published_seq}{lost})", world.with_publisher(index, fresh)
+                lost = "" if other == IDLE else f" (the lock is lost by {'BA'[index]})"
+                yield f"locked{lost}", world.with_publisher(index, fresh)
             case "connected" | "begun":
                 yield step, world.with_publisher(index, me._replace(step=step))
             case "fenced":
@@ -185,45 +211,39 @@ class Model:
                 yield from self._progress_read(world, index, me)
             case "rows_read":
                 yield from self._rows_read(world, index, me)
-            case "produced":
-                yield from self._produced(world, index, me)
-            case "flushed":
-                if world.transaction:  # outside a transaction the broker refuses the record
-                    progress = me.batch[-1] if self.protocol.position_in_kafka else None
-                    after = world._replace(transaction=world.transaction._replace(progress=progress))
-                    yield step, after.with_publisher(index, me._replace(step=step))
+            case "produced" | "flushed":
+                yield from self._delivered(world, index, me)
             case "committed":
                 yield from self._commit(world, index, me)
             case "advanced":
                 yield from self._advanced(world, index, me)
 
     def _progress_read(self, world: World, index: int, me: Publisher) -> Moves:
-        known: tuple[Row | None, ...] = world.progress[-1:] or (None,)
+        known = world.progress[-1:] or (NO_RECORD,)
         if not self.protocol.position_in_kafka:
             known = (world.rows[me.published_seq - 1] if me.published_seq else ZERO,)
         elif self.protocol.end_from_uncommitted_reader:
             if world.transaction and world.transaction.progress:
                 return  # waits for the end of that transaction, and gives up in time as in a crash
         elif self.surroundings.stable_offset_lags:
-            known = (None, *world.progress)
+            known = (NO_RECORD, *world.progress)
         for position in known:
-            told = f"progress_read ({'no record' if position is None else position})"
-            yield told, world.with_publisher(index, me._replace(step="progress_read", position=position))
+            yield f"progress_read ({position})", world.with_publisher(index, me._replace(step="progress_read", position=position))
 
     def _rows_read(self, world: World, index: int, me: Publisher) -> Moves:
         if refusal := self._refusal(world, me):
-            yield f"fails closed, {refusal}", world.with_publisher(index, failed_closed(refusal))
+            yield f"fails closed, {refusal}", world.with_publisher(index, IDLE, refusal=refusal)
             return
-        position = me.position or ZERO
+        position = max(ZERO, me.position)
         batch = world.rows[position.seq : position.seq + self.surroundings.batch_size]
-        after = Publisher("rows_read", me.era, me.epoch, position=None if batch else position, batch=batch)
+        after = Publisher("rows_read", me.era, me.epoch, position=ZERO if batch else position, batch=batch)
         yield f"rows_read ({listed(batch)})", world.taken_for_published(position.seq).with_publisher(index, after)
 
     def _refusal(self, world: World, me: Publisher) -> str | None:
         """Why a publisher must not go on from what it has read; None when all of it agrees."""
-        if me.position is None and self.protocol.empty_topic_refused:
+        if me.position == NO_RECORD and self.protocol.empty_topic_refused:
             return "the progress topic holds no record"
-        position = me.position or ZERO
+        position = max(ZERO, me.position)
         if position.seq > (len(world.rows) if self.protocol.next_seq_after_progress else me.next_seq):
             return "progress is beyond next_seq"
         published_seq = me.published_seq if self.protocol.published_seq_before_progress else world.published_seq
@@ -236,14 +256,19 @@ class Model:
     def _digest(self, row: Row) -> object:
         return {"row": row, "ticket": row.ticket, "nothing": None}[self.protocol.digest_of]
 
-    def _produced(self, world: World, index: int, me: Publisher) -> Moves:
-        already = world.transaction.rows if world.transaction else ()
-        arriving = {"produced": me.batch}
-        if not self.protocol.failed_delivery_ends_takeover:
-            arriving[f"produced (without {me.batch[-1]}, which did not fit into the queue)"] = me.batch[:-1]
-        for told, rows in arriving.items():
-            after = world._replace(transaction=Transaction((*already, *rows), None))
-            yield told, after.with_publisher(index, me._replace(step="produced"))
+    def _delivered(self, world: World, index: int, me: Publisher) -> Moves:
+        """The events reach the broker before ``produced``, the progress record before ``flushed``."""
+        if me.step == "begun":
+            already = world.transaction.rows if world.transaction else ()
+            arriving = {"produced": me.batch}
+            if not self.protocol.failed_delivery_ends_takeover:
+                arriving[f"produced (without {me.batch[-1]}, which did not fit into the queue)"] = me.batch[:-1]
+            for told, rows in arriving.items():
+                yield told, world.with_publisher(index, me._replace(step="produced"), transaction=Transaction((*already, *rows), None))
+        elif world.transaction:  # outside a transaction the broker refuses the record
+            progress = me.batch[-1] if self.protocol.position_in_kafka else None
+            transaction = world.transaction._replace(progress=progress)
+            yield "flushed", world.with_publisher(index, me._replace(step="flushed"), transaction=transaction)
 
     def _commit(self, world: World, index: int, me: Publisher) -> Moves:
         """Every way in which the request to commit and its reply can fare; librdkafka repeats the request by itself."""
@@ -256,10 +281,10 @@ class Model:
         else:
             then, left = "takes it for not committed", me._replace(step="rows_read")
         yield f"commits {told}, gets no reply, {then}", world.committed().with_publisher(index, left)
-        yield f"asks to commit, the request is late, {then}", world.with_publisher(index, left)._replace(late_commit=True)
+        yield f"asks to commit, the request is late, {then}", world.with_publisher(index, left, late_commit=True)
 
     def _advanced(self, world: World, index: int, me: Publisher) -> Moves:
-        reached = me.batch[-1] if me.batch else me.position or ZERO
+        reached = me.batch[-1] if me.batch else me.position
         if reached.seq > len(world.rows):  # the table's constraint: published_seq <= next_seq
             return
         published_seq = max(world.published_seq, reached.seq)

@@ -5,9 +5,9 @@ What belongs here: what Postgres, Kafka and two publishers hold, and the propert
 """
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-__all__ = ["IDLE", "PROPERTIES", "ZERO", "Publisher", "Row", "Transaction", "World", "agree", "failed_closed", "listed", "refusal_in"]
+__all__ = ["IDLE", "NO_RECORD", "PROPERTIES", "ZERO", "Publisher", "Repair", "Row", "Transaction", "World", "agree", "listed"]
 
 
 class Row(NamedTuple):
@@ -18,7 +18,7 @@ class Row(NamedTuple):
     era: int
 
     def __str__(self) -> str:
-        return f"{self.seq}={self.ticket}{chr(39) * self.era}" if self.seq else "0"
+        return f"{self.seq}={self.ticket}{chr(39) * self.era}" if self.ticket else "0" if self.seq == 0 else "no record"
 
 
 def listed(rows: tuple[Row, ...]) -> str:
@@ -28,6 +28,8 @@ def listed(rows: tuple[Row, ...]) -> str:
 
 ZERO = Row(0, "", 0)
 """What the progress topic holds when it is created."""
+NO_RECORD = Row(-1, "", 0)
+"""What a publisher remembers of an empty progress topic."""
 
 
 class Transaction(NamedTuple):
@@ -45,17 +47,22 @@ class Publisher(NamedTuple):
     epoch: int = 0
     published_seq: int = 0
     next_seq: int = 0
-    position: Row | None = None
+    position: Row = ZERO
     batch: tuple[Row, ...] = ()
 
 
 IDLE = Publisher()
-_FAIL_CLOSED = "fail closed: "
 
 
-def failed_closed(refusal: str) -> Publisher:
-    """A publisher that has failed closed, and has forgotten everything but the reason."""
-    return Publisher(_FAIL_CLOSED + refusal)
+class Repair(NamedTuple):
+    """A recovery under way: what it found, and the progress record that it will write, once Postgres is mended."""
+
+    era: int
+    epoch: int
+    common_seq: int
+    lost: tuple[Row, ...]
+    position: int
+    target: Row | None = None
 
 
 class World(NamedTuple):
@@ -78,10 +85,13 @@ class World(NamedTuple):
     """How often the progress topic was harmed."""
     passed: Row | None = None
     """A row that was taken for published though it is not visible."""
+    repair: Repair | None = None
+    refusal: str | None = None
+    """Why a publisher has just failed closed."""
 
-    def with_publisher(self, index: int, publisher: Publisher) -> "World":
-        """The same world with another state of one publisher."""
-        return self._replace(publishers=(publisher, self.publishers[1]) if index == 0 else (self.publishers[0], publisher))
+    def with_publisher(self, index: int, publisher: Publisher, **changes: Any) -> "World":
+        """The same world with another state of one publisher, and other ``changes``."""
+        return self._replace(publishers=(publisher, self.publishers[1]) if index == 0 else (self.publishers[0], publisher), **changes)
 
     def fenced(self) -> "World":
         """After a new epoch has begun: what was open is aborted."""
@@ -101,12 +111,6 @@ class World(NamedTuple):
         return self._replace(passed=passed) if passed else self
 
 
-def refusal_in(world: World) -> str | None:
-    """Why a publisher has failed closed; None when none has."""
-    steps = (publisher.step for publisher in world.publishers)
-    return next((step.removeprefix(_FAIL_CLOSED) for step in steps if step.startswith(_FAIL_CLOSED)), None)
-
-
 def agree(world: World) -> bool:
     """Whether the progress record can be true of this Postgres: its row is there as it was published, and ``published_seq`` not ahead."""
     if not world.progress:
@@ -119,6 +123,6 @@ PROPERTIES: Mapping[str, Callable[[World], bool]] = {
     "no ticket has two events": lambda world: len({row.ticket for row in world.visible}) == len(world.visible),
     "no row is passed over": lambda world: world.passed is None,
     "events come in the order of the rows": lambda world: [row.seq for row in world.visible] == sorted(row.seq for row in world.visible),
-    "no false alarm": lambda world: bool(world.era or world.harm_count) or refusal_in(world) is None,
+    "no false alarm": lambda world: bool(world.era or world.harm_count) or world.refusal is None,
 }
 """A row is passed over when a publisher's position, or ``published_seq``, is beyond it in the present Postgres and no event tells it."""

@@ -27,8 +27,12 @@ _GRANTS = (
 def upgrade() -> None:
     """Create the roles where they are missing, and grant."""
     for role in ("sla_worker", "sla_analyst"):
-        # two databases of one cluster may be migrated at once: whoever comes second finds the role there
-        op.execute(f"do $$ begin create role {role} nologin; exception when duplicate_object or unique_violation then null; end $$")
+        # looked for first: an owner who may not make roles uses those that a DBA has made. Two databases of one cluster may be migrated
+        # at once: whoever comes second finds the role there
+        op.execute(
+            f"do $$ begin if to_regrole('{role}') is null then create role {role} nologin; end if; "
+            "exception when duplicate_object or unique_violation then null; end $$"
+        )
     for grant in _GRANTS:
         op.execute(f"grant {grant}")
 

@@ -1,0 +1,281 @@
+"""Mends what the relay refuses to guess, from what really is on the event topic. A person asks for it; nothing here runs by itself.
+
+Two states can be mended, alone or together:
+
+- *The progress record is lost* (its topic was deleted, emptied, made anew, or restored from an older copy). Events go out in the order of
+  their sequence, so the last sequence on the topic is the position; where the topic has forgotten it (retention), Postgres's copy is.
+  Repair writes one progress record, with no event. Nothing is sent, nothing is changed in Postgres but its copy of the position.
+- *Postgres was rewound* (restored from a backup, or failed over to a replica that lagged) and perhaps went on. The topic then holds events
+  that Postgres no longer knows, after the last record that both have. Repair writes those records back from their events, under their
+  old sequences, byte for byte as they were; it drops the records that Postgres has made since for the same tickets, because their event is
+  out; and it puts the remaining new ones behind, where the next cycle publishes them. So no ticket is sent twice and none is left out.
+  Flags on tickets are not touched: where the backup lost one, the next cycle sets it again, finds the record, and sends nothing.
+
+What cannot be told from what is left is not repaired: events of the time in question have expired, a record was deleted from the
+middle, the topic itself holds a sequence or a ticket twice. Then the diagnosis says what contradicts, and a person must decide by hand.
+
+What does not belong here: SQL (``RepairableOutbox`` is a protocol), and asking for confirmation (the command line does).
+"""
+
+import contextlib
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+from sla_pipeline.errors import FailClosed, PublisherBusy, PublisherFenced
+from sla_pipeline.kafka.deadline import Deadline
+from sla_pipeline.kafka.events import OnProgress
+from sla_pipeline.kafka.outbox import Outbox
+from sla_pipeline.kafka.progress import RECOVERY, Progress, ProgressReader, record_digest, write_progress
+from sla_pipeline.kafka.published import PublishedRecord, TopicContents, read_records, scan_topic
+from sla_pipeline.kafka.settings import KafkaSettings
+
+__all__ = ["Diagnosis", "RepairableOutbox", "State", "diagnose", "judge", "repair"]
+
+# reading a topic of some million events takes a minute or two; a person is waiting, and no transaction is open meanwhile
+_ATTEMPT_SECONDS = 1_800.0
+_LOCK_SECONDS = 5.0
+_LOCK_POLL_SECONDS = 0.1
+# the server ends a session that is silent, and with it the lock, so it is asked something in between
+_KEEPALIVE_SECONDS = 5.0
+_PAGE = 10_000
+
+
+class RepairableOutbox(Outbox, Protocol):
+    """The outbox with the one change that recovery makes to it; its login must be the owner's, for the worker may not delete a record."""
+
+    def rebase(self, published: Sequence[PublishedRecord], *, common_seq: int) -> None:
+        """Puts ``published``, whose sequences follow ``common_seq`` without a gap, in the place of the records after ``common_seq``.
+
+        In ONE transaction that locks the row of ``ticket_sla_relay`` first, so that no batch is marked meanwhile: of the records after
+        ``common_seq``, those of a ticket among ``published`` are deleted, the others keep their order and get the sequences after the
+        last published one; then ``published`` is inserted. ``published_seq`` becomes the last of ``published``, ``next_seq`` that of all.
+        """
+        ...
+
+
+class State(Enum):
+    """What is the matter."""
+
+    AGREED = "Postgres and Kafka agree"
+    PROGRESS_LOST = "the progress record is missing or wrong"
+    DATABASE_REWOUND = "Postgres lacks records that are published"
+    UNDECIDABLE = "what was published cannot be told from what is left"
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """What was found, and what a repair does about it.
+
+    ``common_seq`` is the last record that Postgres and the topic share; ``position`` the sequence up to which all is published;
+    ``lost_count`` records are on the topic and not in Postgres; ``reasons`` tell why nothing can be decided.
+    """
+
+    state: State
+    progress: Progress | None
+    published_seq: int
+    next_seq: int
+    topic_last_seq: int
+    topic_count: int
+    foreign_count: int
+    common_seq: int
+    position: int
+    reasons: tuple[str, ...] = ()
+
+    @property
+    def lost_count(self) -> int:
+        """Records to be written back."""
+        return self.position - self.common_seq if self.state is State.DATABASE_REWOUND else 0
+
+    def lines(self) -> list[str]:
+        """For a person: the finding, the numbers, what a repair does."""
+        progress = f"sequence {self.progress.seq} (run {self.progress.run}, {self.progress.at})" if self.progress else "none"
+        found = [
+            f"finding: {self.state.value}",
+            f"on the event topic: {self.topic_count} events of ours, the last with sequence {self.topic_last_seq}; {self.foreign_count} "
+            "of others",
+            f"progress record in Kafka: {progress}",
+            f"in Postgres: {self.next_seq} handed out, {self.published_seq} noted as published",
+        ]
+        match self.state:
+            case State.AGREED:
+                return [*found, "repair: not needed"]
+            case State.PROGRESS_LOST if self.topic_last_seq < self.position:
+                return [
+                    *found,
+                    "note: the last of these events are gone from the topic, so the position rests on Postgres alone; what one attempt "
+                    "published without noting it there would be published again",
+                    f"repair: write a progress record with sequence {self.position}; publishing then goes on with {self.position + 1}",
+                ]
+            case State.PROGRESS_LOST:
+                return [
+                    *found,
+                    f"repair: write a progress record with sequence {self.position}; publishing then goes on with {self.position + 1}",
+                ]
+            case State.DATABASE_REWOUND:
+                return [
+                    *found,
+                    f"repair: write {self.lost_count} records back from their events (sequences {self.common_seq + 1} to "
+                    f"{self.position}), drop the records made since for the same tickets, put the other new ones behind",
+                ]
+            case State.UNDECIDABLE:
+                return [*found, *(f"reason: {reason}" for reason in self.reasons), "repair: not possible; a person must decide by hand"]
+
+
+def judge(topic: TopicContents, rows: Mapping[int, str], *, next_seq: int, published_seq: int, progress: Progress | None) -> Diagnosis:
+    """The diagnosis; pure. ``rows`` maps the sequences in Postgres, from the topic's lowest or the position on, to their digests."""
+    last = topic.last_seq
+    reasons = list(topic.faults)
+    shared = topic.digests.keys() & rows.keys()
+    common = max((seq for seq in shared if topic.digests[seq] == rows[seq]), default=None)
+    if common is None:
+        common = _unshared_common(topic, rows, next_seq=next_seq, published_seq=published_seq, reasons=reasons)
+    different = [seq for seq in shared if seq < common and topic.digests[seq] != rows[seq]]
+    if different:
+        reasons.append(f"record {min(different)} differs from its event, but record {common}, which came later, does not")
+    if common < last:
+        state, position = State.DATABASE_REWOUND, last
+        if common + 1 < topic.complete_from:
+            reasons.append(
+                f"events from sequence {common + 1} on are missing from the topic, which is complete from {topic.complete_from} on only"
+            )
+    else:
+        position = max(last, published_seq)
+        if progress is not None and progress.seq > position and rows.get(progress.seq) == progress.digest:
+            position = progress.seq
+        agreed = progress is not None and (progress.seq, progress.digest) == (position, rows.get(position, ""))
+        state = State.AGREED if agreed else State.PROGRESS_LOST
+    needed = range(last + 1 if common < last else max(position, 1), next_seq + 1)
+    missing = next((seq for seq in needed if seq not in rows), None)
+    if missing is not None:
+        reasons.append(f"record {missing} is missing from Postgres, and there is no event to write it back from")
+    if progress is not None and progress.seq > position:
+        reasons.append(
+            f"the progress record says that {progress.seq} is published, but no event nor record shows what came after {position}"
+        )
+    return Diagnosis(
+        state=State.UNDECIDABLE if reasons else state,
+        progress=progress,
+        published_seq=published_seq,
+        next_seq=next_seq,
+        topic_last_seq=last,
+        topic_count=len(topic.digests),
+        foreign_count=topic.foreign_count,
+        common_seq=common,
+        position=position,
+        reasons=tuple(reasons),
+    )
+
+
+def _unshared_common(topic: TopicContents, rows: Mapping[int, str], *, next_seq: int, published_seq: int, reasons: list[str]) -> int:
+    """The last common record where no record of Postgres matches an event; adds to ``reasons`` when it cannot be told."""
+    last = topic.last_seq
+    if not topic.digests or (min(rows, default=0) > last and published_seq >= last):
+        # nothing of ours is on the topic, or only what is so old that Postgres has let go of it
+        return last
+    if topic.complete_from == 1:
+        # the topic goes back to the first event, and Postgres shares none of it
+        return 0
+    if next_seq < topic.complete_from:
+        return next_seq
+    reasons.append(f"no record in Postgres matches an event on the topic, which goes back to sequence {topic.complete_from} only")
+    return last
+
+
+def diagnose(settings: KafkaSettings, outbox: Outbox, *, on_progress: OnProgress | None = None) -> Diagnosis:
+    """Compares topic, progress record and Postgres; changes nothing.
+
+    Holds the relay's lock meanwhile, so that no publisher moves what is compared. Raises ``PublisherBusy``, ``KafkaUnavailable``,
+    ``KafkaError``, ``FailClosed`` for a progress record that is not ours, or what the outbox raises.
+    """
+    with _locked(outbox):
+        return _diagnosed(settings, outbox, Deadline(_ATTEMPT_SECONDS), behind_fence=False, on_progress=on_progress)
+
+
+def repair(settings: KafkaSettings, outbox: RepairableOutbox, *, run_id: str, on_progress: OnProgress | None = None) -> Diagnosis:
+    """Shuts out every publisher, diagnoses again, and mends it; returns what was found. Run again after a crash, it goes on.
+
+    ``run_id`` is noted in the progress record. Postgres is mended first, in one transaction; the progress record follows. Raises
+    ``FailClosed`` with the reasons when nothing can be decided, and what ``diagnose`` raises.
+    """
+    deadline = Deadline(_ATTEMPT_SECONDS)
+    found: list[Diagnosis] = []
+
+    def mended() -> Progress | None:
+        """Behind the fence."""
+        diagnosis = _diagnosed(settings, outbox, deadline, behind_fence=True, on_progress=on_progress)
+        found.append(diagnosis)
+        if diagnosis.state is State.UNDECIDABLE:
+            raise FailClosed(f"nothing was changed: {'; '.join(diagnosis.reasons)}. {RECOVERY}")
+        if diagnosis.state is State.DATABASE_REWOUND:
+            lost = sorted(
+                read_records(settings, after_seq=diagnosis.common_seq, on_progress=_kept_alive(outbox, on_progress)),
+                key=lambda published: published.record.seq,
+            )
+            _require_lock(outbox)
+            outbox.rebase(lost, common_seq=diagnosis.common_seq)
+        outbox.advance(diagnosis.position)
+        digest = record_digest(outbox.records_from(diagnosis.position, 1)[0]) if diagnosis.position else ""
+        progress = diagnosis.progress
+        if progress is not None and (progress.seq, progress.digest) == (diagnosis.position, digest):
+            return None
+        return Progress.standing_at(diagnosis.position, digest, run_id)
+
+    with _locked(outbox):
+        write_progress(settings, deadline, mended)
+    return found[0]
+
+
+def _diagnosed(
+    settings: KafkaSettings, outbox: Outbox, deadline: Deadline, *, behind_fence: bool, on_progress: OnProgress | None
+) -> Diagnosis:
+    reader = ProgressReader(settings)
+    try:
+        progress = reader.read(deadline, behind_fence=behind_fence)
+    finally:
+        reader.close()
+    topic = scan_topic(settings, on_progress=_kept_alive(outbox, on_progress))
+    _require_lock(outbox)
+    published_seq, next_seq = outbox.published_seq(), outbox.next_seq()
+    from_seq = max(topic.lowest_seq or published_seq, 1)
+    rows: dict[int, str] = {}
+    while page := outbox.records_from(from_seq, _PAGE):
+        rows.update((record.seq, record_digest(record)) for record in page if record.seq <= next_seq)
+        from_seq = page[-1].seq + 1
+    return judge(topic, rows, next_seq=next_seq, published_seq=published_seq, progress=progress)
+
+
+def _kept_alive(outbox: Outbox, on_progress: OnProgress | None) -> OnProgress:
+    """``on_progress``, which also keeps the session of the lock from being ended for its silence."""
+    asked_at = [time.monotonic()]
+
+    def told(read_count: int, total: int) -> None:
+        if time.monotonic() - asked_at[0] > _KEEPALIVE_SECONDS:
+            asked_at[0] = time.monotonic()
+            _require_lock(outbox)
+        if on_progress is not None:
+            on_progress(read_count, total)
+
+    return told
+
+
+def _require_lock(outbox: Outbox) -> None:
+    if not outbox.holds_lock():
+        raise PublisherFenced("the relay's lock in Postgres was lost meanwhile; nothing was changed, run it again")
+
+
+@contextlib.contextmanager
+def _locked(outbox: Outbox) -> Iterator[None]:
+    patience = Deadline(_LOCK_SECONDS)
+    while not outbox.try_lock():
+        if not patience.remaining_seconds():
+            raise PublisherBusy("a publisher holds the relay's lock in Postgres; stop the schedule, or try again in a moment")
+        time.sleep(_LOCK_POLL_SECONDS)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(Exception):
+            # a session that was cut has given it back
+            outbox.unlock()

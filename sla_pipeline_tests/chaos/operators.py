@@ -1,0 +1,193 @@
+"""The operators: they reply, resolve, close, reopen, hold and edit deadlines, near the deadlines above all, and keep the ledger.
+
+What belongs here: what people do to ``support.tickets``, with the support service's rights. What does not: the monitor's part, and
+what follows from the ledger (``ledger.py``).
+
+Each operator has tickets of his own, so that the order of his commits is the order of the row's versions. A commit whose answer was lost
+with the server is settled by looking at the row before anything else is done.
+"""
+
+import bisect
+import contextlib
+import random
+import threading
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+
+import psycopg
+from psycopg import sql
+from psycopg.rows import args_row
+
+from sla_pipeline_tests.chaos.ledger import Ledger, Version
+from sla_pipeline_tests.chaos.stock import Stock
+
+__all__ = ["Holder", "Operator"]
+
+_VERSION = "status, first_response_due_at, first_response_at, resolution_due_at, resolved_at, sla_breached"
+_LOOK = f"select {_VERSION} from support.tickets where id = %s"
+# waits for whoever still holds the row: what comes after is settled
+_LOOK_AGAIN = f"{_LOOK} for update"
+_OPEN = "select xmin::text from support.tickets where id = %s"
+_HOLD = "select id from support.tickets where id = any(%s::uuid[]) for update skip locked"
+# a row that somebody holds is left for later
+_OPTIONS = "-c lock_timeout=500 -c statement_timeout=10000 -c timezone=UTC"
+_RECONNECT_SECONDS = 0.2
+_SETTLE_SECONDS = 90.0
+
+Changes = Mapping[str, object]
+
+
+class _Support(threading.Thread):
+    """A session of the support service that comes back after an outage. ``error`` holds what ended the thread early."""
+
+    def __init__(self, name: str, owner_url: str, stock: Stock, rng: random.Random) -> None:
+        super().__init__(name=name, daemon=True)
+        self.error: BaseException | None = None
+        self._owner_url = owner_url
+        self._stock = stock
+        self._rng = rng
+        self._stopping = threading.Event()
+
+    def stop(self) -> None:
+        """End after what is under way."""
+        self._stopping.set()
+
+    def run(self) -> None:
+        """Work until stopped."""
+        try:
+            while not self._stopping.is_set():
+                with contextlib.suppress(psycopg.OperationalError), self._connect() as connection:
+                    while not self._stopping.is_set():
+                        self._work(connection)
+                # what is not committed is gone with the session; a lock that was not free ends a session too, which does no harm
+                self._stopping.wait(_RECONNECT_SECONDS)
+        except BaseException as error:  # noqa: BLE001 - told to the thread that waits for this one
+            self.error = error
+
+    def _connect(self) -> "psycopg.Connection[tuple[object, ...]]":
+        return psycopg.connect(self._owner_url, autocommit=True, connect_timeout=3, options=_OPTIONS)
+
+    def _work(self, connection: psycopg.Connection) -> None:
+        raise NotImplementedError
+
+    def _position(self, earliest: float, latest: float) -> int:
+        """The position of a ticket that is due between so many seconds from now; the nearest one when there is none."""
+        moment = datetime.now(UTC) + timedelta(seconds=self._rng.uniform(earliest, latest))
+        return min(bisect.bisect(self._stock.due_ats, moment), len(self._stock.ids) - 1)
+
+
+class Holder(_Support):
+    """Keeps rows locked for seconds, as a long transaction of somebody does."""
+
+    def _work(self, connection: psycopg.Connection) -> None:
+        first = self._position(-1, 5)
+        with connection.transaction():
+            connection.execute(_HOLD, (self._stock.ids[first : first + self._rng.randint(1, 30)],))
+            self._stopping.wait(self._rng.uniform(1, 10))
+
+
+class Operator(_Support):
+    """Changes tickets, at ``per_second`` on average, of which it owns every ``of``-th one from ``number`` on."""
+
+    def __init__(
+        self, owner_url: str, stock: Stock, ledger: Ledger, rng: random.Random, *, number: int, of: int, per_second: float
+    ) -> None:
+        super().__init__(f"operator {number}", owner_url, stock, rng)
+        self._ledger = ledger
+        self._number = number
+        self._of = of
+        self._per_second = per_second
+
+    def _work(self, connection: psycopg.Connection) -> None:
+        self._stopping.wait(self._rng.expovariate(self._per_second))
+        # most people answer when a deadline is near; some look at old tickets, marked or not
+        near = self._rng.random() < 0.8
+        position = self._position(-2.0, 1.0) if near else self._position(-60, 30)
+        position -= (position - self._number) % self._of
+        if position < 0:
+            return
+        ticket_id = self._stock.ids[position]
+        changes = _changes(self._rng, self._ledger[ticket_id].last, datetime.now(UTC))
+        version = None
+        if self._rng.random() < 0.4:
+            # the form was opened some time ago; saved only if nobody has touched the row since
+            row = connection.execute(_OPEN, (ticket_id,)).fetchone()
+            version = row[0] if row else None
+            self._stopping.wait(self._rng.uniform(0, 1.0))
+        self._save(connection, ticket_id, changes, version)
+
+    def _save(self, connection: psycopg.Connection, ticket_id: str, changes: Changes, version: object) -> None:
+        try:
+            connection.execute("begin")
+            saved = self._update(connection, ticket_id, changes, version)
+        except psycopg.errors.LockNotAvailable:
+            connection.execute("rollback")
+            return
+        if saved is not None and self._rng.random() < 0.25:
+            self._stopping.wait(self._rng.uniform(0, 1.5))
+        if saved is None or self._rng.random() < 0.05:
+            connection.execute("rollback")
+            return
+        try:
+            connection.execute("commit")
+        except psycopg.OperationalError:
+            if self._is_committed(ticket_id, saved):
+                self._ledger.commit(ticket_id, saved)
+            raise
+        self._ledger.commit(ticket_id, saved)
+
+    def _update(self, connection: psycopg.Connection, ticket_id: str, changes: Changes, version: object) -> Version | None:
+        """The version that the row would be if it were committed now; None when somebody has changed it since it was opened."""
+        assignments = sql.SQL(", ").join(sql.SQL("{} = {}").format(sql.Identifier(name), sql.Placeholder(name)) for name in changes)
+        statement = sql.SQL(
+            "update support.tickets set {}, updated_at = now() where id = %(id)s and (%(version)s::text is null or xmin = "
+            "%(version)s::text::xid) returning {}"
+        ).format(assignments, sql.SQL(_VERSION))
+        with connection.cursor(row_factory=args_row(Version)) as cursor:
+            return cursor.execute(statement, {**changes, "id": ticket_id, "version": version}).fetchone()
+
+    def _is_committed(self, ticket_id: str, saved: Version) -> bool:
+        """What became of a commit whose answer was lost. Raises ``RuntimeError`` when the row is neither the old nor the new one."""
+        deadline = time.monotonic() + _SETTLE_SECONDS
+        while True:
+            try:
+                with self._connect() as connection, connection.cursor(row_factory=args_row(Version)) as cursor:
+                    row = cursor.execute(_LOOK_AGAIN, (ticket_id,)).fetchone()
+                break
+            except psycopg.OperationalError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(_RECONNECT_SECONDS)
+        if row is not None and row.says_the_same(saved):
+            return True
+        if row is not None and row.says_the_same(self._ledger[ticket_id].last):
+            return False
+        raise RuntimeError(f"ticket {ticket_id} is {row}: neither {saved} nor {self._ledger[ticket_id].last}")
+
+
+def _changes(rng: random.Random, ticket: Version, now: datetime) -> Changes:
+    """What somebody would do to such a ticket now."""
+    soon_or_later = rng.choice((now + timedelta(seconds=rng.uniform(-1, 4)), now + timedelta(hours=rng.uniform(2, 9))))
+    if ticket.status in ("Resolved", "Closed"):
+        reopened: Changes = {"status": "InWork", "resolved_at": None}
+        options: list[tuple[int, Changes]] = [(2, reopened), (3, {**reopened, "resolution_due_at": soon_or_later})]
+    elif ticket.status == "OnHold":
+        options = [(1, {"status": "InWork"})]
+    elif ticket.first_response_at is None:
+        options = [
+            (35, {"first_response_at": now}),
+            (25, {"first_response_at": now, "status": "InWork"}),
+            (10, {"status": "Closed"}),
+            (20, {"first_response_due_at": soon_or_later}),
+            (10, {"status": "InWork"}),
+        ]
+    else:
+        options = [
+            (50, {"status": "Resolved", "resolved_at": now}),
+            (20, {"resolution_due_at": soon_or_later}),
+            (5, {"resolution_due_at": None}),
+            (10, {"status": "OnHold"}),
+            (15, {"status": "InWork"}),
+        ]
+    return rng.choices([changes for _, changes in options], [weight for weight, _ in options])[0]

@@ -1,0 +1,104 @@
+"""The tickets of a run: made in bulk before it, their deadlines spread over it.
+
+What belongs here: which tickets there are and when they fall due. What does not: what operators do to them (``operators.py``).
+"""
+
+import random
+import uuid
+from datetime import UTC, datetime, timedelta
+
+import psycopg
+from psycopg import sql
+
+from sla_pipeline_tests.chaos.disruptions import Scenario, seeded
+from sla_pipeline_tests.chaos.ledger import Ledger, Version
+
+__all__ = ["Stock", "make_stock"]
+
+# so many tickets are made for each breach that is asked for: some are never due, some are answered in time
+_TICKETS_PER_BREACH = 1.25
+# deadlines reach from a little before the run, a backlog to begin with, to a little before its end
+_OVERDUE_AT_ONCE_SECONDS = 8.0
+_DUE_UNTIL = 0.95
+_HOUR = timedelta(hours=1)
+
+_COLUMNS = (
+    "id",
+    "number",
+    "tenant_id",
+    "queue_id",
+    "requester_user_id",
+    "assignee_user_id",
+    "priority",
+    "status",
+    "first_response_due_at",
+    "first_response_at",
+    "resolution_due_at",
+    "resolved_at",
+)
+
+
+class Stock:
+    """The tickets' ids in the order of ``due_at``, the moment at which each is interesting."""
+
+    def __init__(self) -> None:
+        self.ids: list[str] = []
+        self.due_ats: list[datetime] = []
+
+
+def make_stock(owner_url: str, scenario: Scenario, ledger: Ledger) -> Stock:
+    """Insert all tickets and open their books."""
+    rng = seeded(scenario.seed, "stock")
+    stock = Stock()
+    count = round(scenario.tickets * _TICKETS_PER_BREACH)
+    began = datetime.now(UTC) - timedelta(seconds=_OVERDUE_AT_ONCE_SECONDS)
+    spread = timedelta(seconds=_OVERDUE_AT_ONCE_SECONDS + scenario.seconds * _DUE_UNTIL)
+    tenant_id, requester_id = str(_uuid(rng)), str(_uuid(rng))
+    queues = [str(_uuid(rng)) for _ in range(12)]
+    copy = sql.SQL("copy support.tickets ({}) from stdin").format(sql.SQL(", ").join(map(sql.Identifier, _COLUMNS)))
+    with psycopg.connect(owner_url) as connection, connection.cursor() as cursor, cursor.copy(copy) as rows:
+        for number in range(count):
+            due_at = began + spread * (number / count)
+            ticket_id, version = str(_uuid(rng)), _version(rng, due_at)
+            stock.ids.append(ticket_id)
+            stock.due_ats.append(due_at)
+            ledger.create(ticket_id, version)
+            rows.write_row(
+                (
+                    ticket_id,
+                    f"CHS-{number:07}",
+                    tenant_id,
+                    rng.choice(queues),
+                    requester_id,
+                    rng.choice((requester_id, None)),
+                    rng.choice(("Critical", "High", "Normal", "Low")),
+                    version.status,
+                    version.first_response_due_at,
+                    version.first_response_at,
+                    version.resolution_due_at,
+                    version.resolved_at,
+                )
+            )
+    return stock
+
+
+def _uuid(rng: random.Random) -> uuid.UUID:
+    return uuid.UUID(int=rng.getrandbits(128), version=4)
+
+
+def _version(rng: random.Random, due_at: datetime) -> Version:
+    """A ticket that is interesting at ``due_at``; nine of ten are breached then, unless somebody answers."""
+    before = due_at - _HOUR
+    match rng.choices(("unanswered", "unresolved", "both", "in time", "done", "on hold"), (55, 25, 10, 5, 3, 2))[0]:
+        case "unanswered":
+            return Version("New", due_at, None, rng.choice((due_at + 8 * _HOUR, None)), None)
+        case "unresolved":
+            return Version("InWork", before, before - _HOUR, due_at, None)
+        case "both":
+            return Version("InWork", due_at, None, due_at - timedelta(seconds=rng.uniform(-3, 3)), None)
+        case "in time":
+            return Version("New", due_at + 8 * _HOUR, None, due_at + 24 * _HOUR, None)
+        case "done":
+            return Version(rng.choice(("Resolved", "Closed")), due_at, before, due_at, before)
+        case _:
+            return Version("OnHold", due_at, rng.choice((before, None)), due_at, None)

@@ -1,0 +1,42 @@
+"""The replay on servers of its own, as the command line runs it: nothing is needed beforehand, nothing stays afterwards."""
+
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from sla_pipeline.demo.replay import replay_on_embedded_servers
+from sla_pipeline.errors import InputError
+from sla_pipeline_tests.shared_servers import server_folder
+
+LOG = """number,at,opened_at,status,priority,queue,assignee,requester
+ONE,2016-03-01T08:00Z,2016-03-01T08:00Z,New,Critical,,,1
+TWO,2016-03-01T08:01Z,2016-03-01T08:01Z,InWork,Critical,7,8,1
+"""
+
+
+# two servers are started for it alone
+@pytest.mark.timeout(400)
+def test_a_log_is_played_on_servers_of_its_own_which_are_gone_afterwards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = tmp_path / "log.csv"
+    log.write_text(LOG)
+    steps: list[tuple[int, int]] = []
+    # not below tmp_path, which is closed to the user as whom root's PostgreSQL runs
+    with server_folder() as temporary:
+        monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+        result = replay_on_embedded_servers(log, on_progress=lambda done, total: steps.append((done, total)))
+        assert list(temporary.iterdir()) == []
+    assert result.as_csv() == (
+        "2016-03-01T08:16Z,ONE,FirstResponse,2016-03-01T08:15Z\n2016-03-01T12:02Z,TWO,Resolution,2016-03-01T12:01Z\n"
+    )
+    assert result.agree
+    # two changes and the four minutes after a deadline
+    assert steps == [(done, 6) for done in range(1, 7)]
+
+
+def test_a_malformed_log_is_refused_before_any_server_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = tmp_path / "log.csv"
+    log.write_text(LOG.replace("InWork", "Working"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
+    with pytest.raises(InputError, match=r"log\.csv, line 3, column status: 'Working'; write one of New, InWork, OnHold, Resolved, Closed"):
+        replay_on_embedded_servers(log)

@@ -1,0 +1,175 @@
+"""From each state in which publishing stops back to one in which it goes on: nothing twice, nothing left out."""
+
+import contextlib
+from collections.abc import Iterator
+
+import pytest
+from confluent_kafka import TopicPartition
+
+from sla_pipeline.cycle import PublishTotals
+from sla_pipeline.errors import FailClosed, PublisherBusy
+from sla_pipeline.kafka.clients import ClientReports, TransactionalProducer, open_admin
+from sla_pipeline.kafka.events import read_events
+from sla_pipeline.kafka.recovery import Diagnosis, State, diagnose, repair
+from sla_pipeline.kafka.settings import KafkaSettings
+from sla_pipeline.kafka.topics import create_topics
+from sla_pipeline_tests.integration.kafka.breach_records import BreachRecords
+from sla_pipeline_tests.integration.kafka.conftest import OutboxFactory, Publish
+from sla_pipeline_tests.integration.kafka.publisher_process import run_until_killed
+from sla_pipeline_tests.integration.kafka.repairable_outbox import RepairablePostgresOutbox
+from sla_pipeline_tests.integration.kafka.topic_administration import create_topic, delete_topic
+
+
+@pytest.fixture
+def outbox(owner_url: str) -> Iterator[RepairablePostgresOutbox]:
+    """The outbox of the operator who repairs."""
+    with contextlib.closing(RepairablePostgresOutbox(owner_url)) as outbox:
+        yield outbox
+
+
+def lose_progress(settings: KafkaSettings) -> None:
+    """Deletes the progress topic and makes an empty one by hand."""
+    delete_topic(settings, settings.progress_topic)
+    create_topic(settings, settings.progress_topic, config={"cleanup.policy": "compact"})
+
+
+def assert_repaired(settings: KafkaSettings, outbox: RepairablePostgresOutbox, expected: State) -> Diagnosis:
+    """Diagnosis and repair find ``expected``; afterwards all agrees."""
+    assert diagnose(settings, outbox).state is expected
+    found = repair(settings, outbox, run_id="recover")
+    assert found.state is expected
+    assert diagnose(settings, outbox).state is State.AGREED
+    return found
+
+
+def test_a_healthy_installation_is_left_as_it_is(
+    kafka_settings: KafkaSettings, records: BreachRecords, publish: Publish, outbox: RepairablePostgresOutbox
+) -> None:
+    records.add(10)
+    publish(kafka_settings)
+    records.add(5)
+    found = assert_repaired(kafka_settings, outbox, State.AGREED)
+    assert (found.common_seq, found.position, found.next_seq, found.topic_count) == (10, 10, 15, 10)
+    assert publish(kafka_settings) == PublishTotals(published=5, transactions=1)
+    records.assert_each_published_once_in_order(kafka_settings)
+
+
+def test_a_lost_progress_topic(
+    kafka_settings: KafkaSettings, records: BreachRecords, publish: Publish, outbox: RepairablePostgresOutbox, worker_url: str
+) -> None:
+    """The worst moment for it: Postgres does not know yet that the last transaction is out."""
+    records.add(10)
+    publish(kafka_settings)
+    records.add(10)
+    run_until_killed(kafka_settings, worker_url, at="committed")
+    records.add(5)
+    lose_progress(kafka_settings)
+    assert records.positions() == (10, 25)
+    found = assert_repaired(kafka_settings, outbox, State.PROGRESS_LOST)
+    assert found.position == 20
+    assert publish(kafka_settings) == PublishTotals(published=5, transactions=1)
+    records.assert_each_published_once_in_order(kafka_settings)
+
+
+def test_both_topics_lost_leave_postgres_as_the_witness(
+    kafka_settings: KafkaSettings, records: BreachRecords, publish: Publish, outbox: RepairablePostgresOutbox
+) -> None:
+    records.add(10)
+    publish(kafka_settings)
+    records.add(5)
+    delete_topic(kafka_settings, kafka_settings.progress_topic)
+    delete_topic(kafka_settings, kafka_settings.topic)
+    create_topics(kafka_settings)
+    found = assert_repaired(kafka_settings, outbox, State.PROGRESS_LOST)
+    assert found.position == 10
+    assert publish(kafka_settings) == PublishTotals(published=5, transactions=1)
+    assert sorted(int(event.headers["outbox-seq"]) for event in read_events(kafka_settings)) == [11, 12, 13, 14, 15]
+
+
+def test_a_topic_that_another_program_filled_before(
+    kafka_bootstrap: str, kafka_settings: KafkaSettings, records: BreachRecords, publish: Publish, outbox: RepairablePostgresOutbox
+) -> None:
+    """A first installation beside an older publisher: creation refuses, the operator adopts the topic."""
+    settings = KafkaSettings(kafka_bootstrap, f"{kafka_settings.topic}.adopted")
+    create_topic(settings, settings.topic)
+    create_topic(settings, settings.progress_topic, config={"cleanup.policy": "compact"})
+    foreign = TransactionalProducer(KafkaSettings(kafka_bootstrap, kafka_settings.topic))
+    foreign.fence(10)
+    foreign.begin()
+    foreign.produce(settings.topic, "something", b"key")
+    foreign.deliver(10)
+    foreign.commit(10)
+    foreign.drop()
+    with pytest.raises(FailClosed, match="another program published there before"):
+        create_topics(settings)
+    records.add(3)
+    assert assert_repaired(settings, outbox, State.PROGRESS_LOST).foreign_count == 1
+    assert publish(settings) == PublishTotals(published=3, transactions=1)
+
+
+@pytest.mark.parametrize("progress_too", [False, True], ids=["progress intact", "progress lost too"])
+def test_a_database_restored_from_a_backup_that_went_on(
+    *, progress_too: bool, kafka_settings: KafkaSettings, records: BreachRecords, publish: Publish, outbox: RepairablePostgresOutbox
+) -> None:
+    """Twenty are out; the backup knows twelve; since then five of the lost tickets were marked again, amid seven new ones."""
+    records.add(20)
+    publish(kafka_settings)
+    before = records.expected()
+    records.rewind(12)
+    records.add(3, run_id="after-restore")
+    records.add(5, run_id="after-restore", ticket_ids=[ticket_id for _, ticket_id, _ in before[14:19]])
+    records.add(4, run_id="after-restore")
+    new_tickets = [ticket_id for seq, ticket_id, _ in records.expected() if seq in (13, 14, 15, 21, 22, 23, 24)]
+    if progress_too:
+        lose_progress(kafka_settings)
+    with pytest.raises(FailClosed):
+        publish(kafka_settings)
+
+    found = assert_repaired(kafka_settings, outbox, State.DATABASE_REWOUND)
+
+    assert (found.common_seq, found.position, found.lost_count) == (12, 20, 8)
+    after = records.expected()
+    assert after[:20] == before
+    assert [ticket_id for _, ticket_id, _ in after[20:]] == new_tickets
+    assert records.positions() == (20, 27)
+    assert publish(kafka_settings) == PublishTotals(published=7, transactions=1)
+    records.assert_each_published_once_in_order(kafka_settings)
+
+
+def test_a_database_that_is_merely_behind(
+    kafka_settings: KafkaSettings, records: BreachRecords, publish: Publish, outbox: RepairablePostgresOutbox
+) -> None:
+    records.add(20)
+    publish(kafka_settings)
+    records.rewind(0)
+    assert assert_repaired(kafka_settings, outbox, State.DATABASE_REWOUND).lost_count == 20
+    records.add(1)
+    assert publish(kafka_settings) == PublishTotals(published=1, transactions=1)
+    records.assert_each_published_once_in_order(kafka_settings)
+
+
+def test_events_that_are_gone_from_the_topic_are_not_guessed(
+    kafka_settings: KafkaSettings, records: BreachRecords, publish: Publish, outbox: RepairablePostgresOutbox
+) -> None:
+    records.add(20)
+    publish(kafka_settings)
+    records.rewind(12)
+    admin = open_admin(kafka_settings, ClientReports())
+    everything = [TopicPartition(kafka_settings.topic, partition, -1) for partition in range(3)]
+    for future in admin.delete_records(everything).values():
+        future.result()
+    before = records.expected()
+    assert diagnose(kafka_settings, outbox).state is State.UNDECIDABLE
+    with pytest.raises(FailClosed, match="nothing was changed: the progress record says that 20 is published"):
+        repair(kafka_settings, outbox, run_id="recover")
+    assert records.expected() == before
+    assert records.positions() == (12, 12)
+
+
+def test_a_publisher_at_work_is_not_disturbed_by_a_diagnosis(
+    kafka_settings: KafkaSettings, outbox: RepairablePostgresOutbox, outbox_factory: OutboxFactory
+) -> None:
+    with outbox_factory() as publisher:
+        assert publisher.try_lock()
+        with pytest.raises(PublisherBusy, match="a publisher holds the relay's lock"):
+            diagnose(kafka_settings, outbox)

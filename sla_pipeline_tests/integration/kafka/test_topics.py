@@ -1,0 +1,106 @@
+"""Creating both topics, and what every cycle checks of them."""
+
+import time
+
+import pytest
+
+from sla_pipeline.cycle import PublishTotals
+from sla_pipeline.errors import KafkaError
+from sla_pipeline.kafka.relay import Relay
+from sla_pipeline.kafka.settings import KafkaSettings
+from sla_pipeline.kafka.topics import EventTopic, check_topics, create_topics
+from sla_pipeline_tests.integration.kafka.breach_records import BreachRecords
+from sla_pipeline_tests.integration.kafka.conftest import OutboxFactory, Publish
+from sla_pipeline_tests.integration.kafka.topic_administration import create_topic, delete_topic, set_topic_config, written_offsets
+
+
+def test_creating_twice_writes_one_first_record(kafka_settings: KafkaSettings) -> None:
+    before = written_offsets(kafka_settings, kafka_settings.progress_topic)
+    create_topics(kafka_settings)
+    assert written_offsets(kafka_settings, kafka_settings.progress_topic) == before
+
+
+def test_a_crash_between_creating_and_the_first_record_is_mended_by_the_next_call(
+    kafka_bootstrap: str, kafka_settings: KafkaSettings, records: BreachRecords, publish: Publish
+) -> None:
+    settings = KafkaSettings(kafka_bootstrap, f"{kafka_settings.topic}.half-made")
+    create_topic(settings, settings.topic, partitions=3)
+    create_topic(settings, settings.progress_topic, config={"cleanup.policy": "compact"})
+    create_topics(settings)
+    records.add(3)
+    assert publish(settings) == PublishTotals(published=3, transactions=1)
+
+
+def test_creating_beside_a_running_publisher_does_not_disturb_it(
+    kafka_settings: KafkaSettings, records: BreachRecords, publish: Publish
+) -> None:
+    records.add(3)
+
+    def create(step: str) -> None:
+        if step in ("fenced", "flushed"):
+            create_topics(kafka_settings)
+
+    assert publish(kafka_settings, on_step=create) == PublishTotals(published=3, transactions=1)
+
+
+def test_the_check_tells_the_event_topic_as_it_is(kafka_settings: KafkaSettings) -> None:
+    set_topic_config(kafka_settings, kafka_settings.topic, "retention.ms", "86400000")
+    assert check_topics(kafka_settings) == EventTopic(
+        partition_count=3, max_message_bytes=1048588, retention_ms=86_400_000, min_insync_replicas=1
+    )
+
+
+@pytest.mark.parametrize("which", ["topic", "progress_topic"])
+def test_topic_missing(
+    which: str, kafka_settings: KafkaSettings, records: BreachRecords, publish: Publish, outbox_factory: OutboxFactory
+) -> None:
+    records.add(1)
+    missing = getattr(kafka_settings, which)
+    delete_topic(kafka_settings, missing)
+    told: list[str] = []
+    began = time.monotonic()
+    with pytest.raises(KafkaError, match=f"topic {missing} does not exist on Kafka at .*`sla-pipeline migrate`"):
+        publish(kafka_settings, on_step=told.append)
+    assert time.monotonic() - began < 5
+    assert told == ["locked"]
+    with outbox_factory() as outbox, Relay(kafka_settings) as relay:
+        with pytest.raises(KafkaError, match=f"topic {missing} does not exist"):
+            relay.check_topics()
+        assert outbox.published_seq() == 0
+
+
+@pytest.mark.parametrize("value", ["delete", "compact,delete"])
+def test_progress_topic_misconfigured(value: str, kafka_settings: KafkaSettings, records: BreachRecords, publish: Publish) -> None:
+    records.add(1)
+    set_topic_config(kafka_settings, kafka_settings.progress_topic, "cleanup.policy", value)
+    with pytest.raises(
+        KafkaError,
+        match=f"topic {kafka_settings.progress_topic} has cleanup.policy=.*must be compact.*--add-config cleanup.policy=compact",
+    ):
+        publish(kafka_settings)
+    assert written_offsets(kafka_settings, kafka_settings.topic) == 0
+    set_topic_config(kafka_settings, kafka_settings.progress_topic, "cleanup.policy", "compact")
+    assert publish(kafka_settings).published == 1
+
+
+def test_progress_topic_with_several_partitions_is_refused(kafka_bootstrap: str, kafka_settings: KafkaSettings) -> None:
+    settings = KafkaSettings(kafka_bootstrap, f"{kafka_settings.topic}.wide")
+    create_topic(settings, settings.topic)
+    create_topic(settings, settings.progress_topic, partitions=2, config={"cleanup.policy": "compact"})
+    with pytest.raises(KafkaError, match=f"topic {settings.progress_topic} has 2 partitions; it must have 1"):
+        check_topics(settings)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "complaint"),
+    [("cleanup.policy", "compact", "drops events"), ("max.message.bytes", "100", "max.message.bytes=100; an event needs up to 2048")],
+)
+def test_event_topic_that_would_lose_or_refuse_events(name: str, value: str, complaint: str, kafka_settings: KafkaSettings) -> None:
+    set_topic_config(kafka_settings, kafka_settings.topic, name, value)
+    with pytest.raises(KafkaError, match=f"topic {kafka_settings.topic} .*{complaint}"):
+        check_topics(kafka_settings)
+
+
+def test_more_replicas_than_brokers_are_told(kafka_bootstrap: str, kafka_settings: KafkaSettings) -> None:
+    with pytest.raises(KafkaError, match="INVALID_REPLICATION_FACTOR"):
+        create_topics(KafkaSettings(kafka_bootstrap, f"{kafka_settings.topic}.replicated"), replication_factor=3)

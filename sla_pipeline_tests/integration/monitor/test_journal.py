@@ -1,0 +1,183 @@
+"""The journal of cycles: one row each, whatever became of it; and the single-runner mode (SPEC 2.2, 5.7, 9.1)."""
+
+import logging
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg.rows import dict_row
+
+from sla_pipeline.cycle import CycleInput, SimulatedClock
+from sla_pipeline.embedded.ports import free_ports
+from sla_pipeline.errors import CycleFailed
+from sla_pipeline.kafka.relay import Relay
+from sla_pipeline.kafka.settings import KafkaSettings
+from sla_pipeline.monitor.runner import run_cycle
+from sla_pipeline.monitor.steps import Database
+from sla_pipeline.postgres import journal
+from sla_pipeline.postgres.session import PostgresSettings
+from sla_pipeline_tests.integration.conftest import Cycle, Events
+from sla_pipeline_tests.tickets import (
+    FIRST_RESPONSE_OVERDUE,
+    HOUR,
+    NOW,
+    RESOLUTION_OVERDUE,
+    TENANT,
+    breached_ids,
+    make_ticket,
+    make_tickets,
+    row_versions,
+)
+
+Support = psycopg.Connection[Any]
+_SINGLE_RUNNER_LOCK = "Pin:lock:job:scheduled:support-ticket-sla-monitor"
+
+
+def _rows(support: Support) -> list[dict[str, Any]]:
+    with support.cursor(row_factory=dict_row) as cursor:
+        return cursor.execute("select * from support.ticket_sla_cycles order by id").fetchall()
+
+
+def test_the_row_of_a_cycle_that_succeeded(support: Support, operator: Support, cycle: Cycle) -> None:
+    make_tickets(support, 7, **FIRST_RESPONSE_OVERDUE)
+    make_tickets(support, 4, **RESOLUTION_OVERDUE)
+    held = make_ticket(support, **FIRST_RESPONSE_OVERDUE | {"first_response_due_at": NOW - 2 * HOUR})
+    operator.execute("select 1 from support.tickets where id = %s for update", (held,))
+
+    report = cycle(CycleInput(batch_size=5, max_batches_per_cycle=3, tenant_id=TENANT), run_id="run-1")
+
+    (row,) = _rows(support)
+    started_at, finished_at = row.pop("started_at"), row.pop("finished_at")
+    durations = [row.pop(name) for name in ("claim_ms", "mark_ms", "publish_ms", "duration_ms")]
+    assert started_at < finished_at
+    assert all(duration > 0 for duration in durations)
+    assert durations[3] >= sum(durations[:3])
+    assert row == {
+        "id": report.cycle_id,
+        "run_id": "run-1",
+        "state": "succeeded",
+        "now_utc": NOW,
+        "batch_size": 5,
+        "max_batches_per_cycle": 3,
+        "tenant_id": row["tenant_id"],
+        "claimed_count": 12,
+        "processed_count": 11,
+        "first_response_count": 7,
+        "resolution_count": 4,
+        # three, and one more try for the row that was held
+        "batch_count": 4,
+        "published_count": 11,
+        "backlog_count": 1,
+        "lock_skip_count": 1,
+        "remarked_count": 0,
+        "error_count": 0,
+        "has_more": False,
+        "error": None,
+    }
+    assert str(row["tenant_id"]) == TENANT
+
+
+def test_has_more_when_the_ceiling_was_reached(support: Support, cycle: Cycle) -> None:
+    make_tickets(support, 12, **FIRST_RESPONSE_OVERDUE)
+    assert [cycle(CycleInput(batch_size=5, max_batches_per_cycle=2)).has_more for _ in range(2)] == [True, False]
+    assert [(row["has_more"], row["backlog_count"]) for row in _rows(support)] == [(True, 2), (False, 0)]
+
+
+def test_kafka_away_marks_stay_and_the_cycle_fails_at_its_end(
+    support: Support, database: Database, cycle: Cycle, clock: SimulatedClock, events: Events, logged: list[logging.LogRecord]
+) -> None:
+    tickets = make_tickets(support, 20, **FIRST_RESPONSE_OVERDUE)
+    (port,) = free_ports(1)
+    with Relay(KafkaSettings(f"127.0.0.1:{port}", topic="away")) as away:
+        report = run_cycle(database, away, clock=clock)
+
+    assert (report.processed, report.published, report.backlog, len(report.errors)) == (20, 0, 0, 1)
+    assert report.errors[0].startswith(f"publishing failed: Kafka at 127.0.0.1:{port} did not answer as expected while ")
+    assert report.duration_ms < 30_000
+    with pytest.raises(CycleFailed, match="publishing failed: Kafka at "):
+        report.raise_if_failed()
+    assert breached_ids(support) == set(tickets)
+    (row,) = _rows(support)
+    assert (row["state"], row["error_count"], row["error"]) == ("failed", 1, report.errors[0])
+    assert (row["processed_count"], row["published_count"], row["backlog_count"]) == (20, 0, 0)
+    assert "publishing failed" in [record.getMessage() for record in logged]
+
+    assert cycle().published == 20
+    assert [event.ticket_id for event in events()] == tickets
+
+
+def test_a_cycle_that_is_alive_is_not_taken_for_dead(support: Support, cycle: Cycle, other_pod: Cycle) -> None:
+    make_tickets(support, 5, **FIRST_RESPONSE_OVERDUE)
+    seen: list[str] = []
+
+    def other_pod_looks(step: str) -> None:
+        if step == "claimed":
+            other_pod(run_id="second")
+            seen.extend(row["state"] for row in _rows(support))
+
+    cycle(run_id="first", on_step=other_pod_looks)
+    assert seen == ["running", "succeeded"]
+    assert [row["state"] for row in _rows(support)] == ["succeeded", "succeeded"]
+
+
+def test_a_cycle_that_was_taken_for_dead_has_the_last_word(support: Support, database: Database) -> None:
+    """Its session was cut while it published, so the next cycle took it for dead; then it came to its end after all."""
+    settings = database.settings
+    with settings.session(purpose="cycle") as cut_off:
+        cycle_id = journal.start(cut_off, run_id="first", now_utc=NOW, given=CycleInput())
+    with settings.session(purpose="cycle") as connection:
+        assert journal.sweep_abandoned(connection) == [(cycle_id, "first")]
+        assert [(row["state"], row["error"]) for row in _rows(support)] == [("abandoned", "the process ended without a word")]
+        assert journal.sweep_abandoned(connection) == []
+        journal.finish(connection, cycle_id, journal.CycleEnd("succeeded", processed_count=3))
+        journal.finish(connection, cycle_id, journal.CycleEnd("failed", processed_count=0))
+    assert [(row["state"], row["error"], row["processed_count"]) for row in _rows(support)] == [("succeeded", None, 3)]
+
+
+def test_each_line_of_the_log_names_the_run(support: Support, cycle: Cycle, logged: list[logging.LogRecord]) -> None:
+    make_tickets(support, 25, **FIRST_RESPONSE_OVERDUE)
+    cycle(CycleInput(batch_size=10), run_id="run-5")
+    lines = [(record.getMessage(), record.__dict__["jobRunId"]) for record in logged if record.name == "sla_pipeline.monitor.steps"]
+    assert lines == [
+        ("cycle started", "run-5"),
+        ("batch processed", "run-5"),
+        ("batch processed", "run-5"),
+        ("batch processed", "run-5"),
+        ("cycle completed", "run-5"),
+    ]
+    assert [record.__dict__["count"] for record in logged if record.getMessage() == "batch processed"] == [10, 10, 5]
+    (completed,) = [record.__dict__ for record in logged if record.getMessage() == "cycle completed"]
+    assert (completed["processedTotal"], completed["batches"]) == (25, 3)
+    assert completed["durationMs"] > 0
+
+
+def test_missing_indexes_are_told_and_borne(support: Support, cycle: Cycle, logged: list[logging.LogRecord]) -> None:
+    tickets = [make_ticket(support, **RESOLUTION_OVERDUE), make_ticket(support, **FIRST_RESPONSE_OVERDUE)]
+    support.execute("drop index support.ticket_sla_resolution_overdue")
+    assert cycle().processed == 2
+    assert breached_ids(support) == set(tickets)
+    (warning,) = [record.__dict__ for record in logged if record.levelno == logging.WARNING]
+    assert warning["index"] == "support.ticket_sla_resolution_overdue"
+
+
+def test_single_runner_mode_leaves_the_cycle_to_the_other_runner(
+    support: Support, worker_url: str, relay: Relay, clock: SimulatedClock, logged: list[logging.LogRecord]
+) -> None:
+    tickets = make_tickets(support, 5, **FIRST_RESPONSE_OVERDUE)
+    before = row_versions(support)
+    first = Database(PostgresSettings(worker_url), single_runner=True)
+    second = Database(PostgresSettings(worker_url), single_runner=True)
+    with first.session() as connection:
+        connection.execute("select pg_advisory_lock(hashtextextended(%s, 0))", (_SINGLE_RUNNER_LOCK,))
+
+    report = run_cycle(second, relay, clock=clock)
+    assert report.skipped == f"another runner holds the advisory lock {_SINGLE_RUNNER_LOCK!r}: this cycle is left to it"
+    assert (report.processed, report.batches, report.published, report.backlog, report.errors) == (0, 0, 0, None, [])
+    assert row_versions(support) == before
+    assert _rows(support) == []
+    assert "cycle skipped" in [record.getMessage() for record in logged]
+
+    first.close()
+    assert run_cycle(second, relay, clock=clock).processed == 5
+    assert breached_ids(support) == set(tickets)
+    second.close()

@@ -1,0 +1,137 @@
+"""The database, the topics and the sessions of one example: what the machine's rules act on.
+
+What belongs here: doing something to a real server, and reading what is there. What does not: when it is done (``machine.py``), and
+whether what is there may be there (``oracle.py``).
+"""
+
+import itertools
+from collections.abc import Iterable
+from typing import Any
+
+import psycopg
+from psycopg import sql
+from psycopg.rows import args_row, class_row
+from psycopg.types.string import TextLoader
+
+from sla_pipeline.kafka.relay import TRANSACTION_LIMIT, Relay
+from sla_pipeline.kafka.settings import KafkaSettings
+from sla_pipeline.kafka.topics import create_topics
+from sla_pipeline.monitor.steps import Database
+from sla_pipeline.postgres.outbox import PostgresOutbox
+from sla_pipeline.postgres.session import PostgresSettings
+from sla_pipeline_tests.integration.kafka.waiting import wait_until
+from sla_pipeline_tests.integration.state_machine.model import COLUMNS, Record, SetAside, State, Ticket
+from sla_pipeline_tests.integration.state_machine.witness import Witness
+
+__all__ = ["World"]
+
+Connection = psycopg.Connection[Any]
+
+_TICKETS = sql.SQL("select {} from support.tickets").format(sql.SQL(", ").join(map(sql.Identifier, COLUMNS)))
+_INSERT = sql.SQL("insert into support.tickets ({}) values ({})").format(
+    sql.SQL(", ").join(map(sql.Identifier, COLUMNS)), sql.SQL(", ").join(map(sql.Placeholder, COLUMNS))
+)
+_RECORDS = "select seq, ticket_id, kind, due_at, breached_at, payload from support.ticket_sla_breaches order by seq"
+_SET_ASIDE = "select ticket_id, next_try_at from support.ticket_sla_set_aside order by ticket_id"
+_POSITIONS = "select next_seq, published_seq from support.ticket_sla_relay"
+_EMPTY = (
+    "truncate support.tickets, support.ticket_sla_breaches, support.ticket_sla_cycles, support.ticket_sla_set_aside",
+    "update support.ticket_sla_relay set next_seq = 0, published_seq = 0, published_at = null",
+)
+# how an operator's transaction may hold a row: a comment being written holds only the key, and must not keep the monitor away
+HOLDS = {"row": "for update", "comment": "for key share"}
+
+_examples = itertools.count(1)
+
+
+class World:
+    """Opens sessions of the support service and of the worker on an emptied database, and makes topics of its own."""
+
+    def __init__(self, *, owner_url: str, worker_url: str, kafka: KafkaSettings) -> None:
+        self.postgres = PostgresSettings(worker_url)
+        self.kafka = KafkaSettings(kafka.bootstrap_servers, topic=f"{kafka.topic}.example-{next(_examples)}")
+        create_topics(self.kafka, partitions=Witness.PARTITIONS)
+        self.witness = Witness(self.kafka)
+        self.support = psycopg.connect(owner_url, autocommit=True)
+        self.operator = psycopg.connect(owner_url)
+        self._pods: list[Database] = []
+        self._relays: list[Relay] = []
+        self.support.adapters.register_loader("uuid", TextLoader)
+        for statement in _EMPTY:
+            self.support.execute(statement)
+
+    def close(self) -> None:
+        """Ends all sessions."""
+        self.operator.close()
+        self.support.close()
+        for pod in self._pods:
+            pod.close()
+        for relay in self._relays:
+            relay.close()
+        self.witness.close()
+
+    def read(self) -> State:
+        """All that the database says now, in one snapshot."""
+        with self.support.transaction(), self.support.cursor() as cursor:
+            cursor.execute("set transaction isolation level repeatable read")
+            positions = cursor.execute(_POSITIONS).fetchone()
+            with (
+                self.support.cursor(row_factory=class_row(Ticket)) as tickets,
+                self.support.cursor(row_factory=args_row(Record)) as records,
+                self.support.cursor(row_factory=args_row(SetAside)) as set_aside,
+            ):
+                assert positions is not None
+                return State(
+                    tickets={ticket.id: ticket for ticket in tickets.execute(_TICKETS)},
+                    records=tuple(records.execute(_RECORDS)),
+                    set_aside=tuple(set_aside.execute(_SET_ASIDE)),
+                    next_seq=positions[0],
+                    published_seq=positions[1],
+                )
+
+    def insert(self, tickets: Iterable[Ticket]) -> None:
+        """New tickets, in one transaction."""
+        with self.support.transaction(), self.support.cursor() as cursor:
+            cursor.executemany(_INSERT, [vars(ticket) for ticket in tickets])
+
+    def delete(self, ticket_id: str) -> None:
+        """A ticket is gone, as after a merge."""
+        self.support.execute("delete from support.tickets where id = %s", (ticket_id,))
+
+    def hold(self, ticket_ids: list[str], how: str) -> None:
+        """The operator's transaction takes locks, and stays open."""
+        self.operator.execute(f"select from support.tickets where id = any(%s::uuid[]) {HOLDS[how]}", (ticket_ids,))
+
+    def pod(self) -> Database:
+        """One more pod's session."""
+        self._pods.append(Database(self.postgres))
+        return self._pods[-1]
+
+    def relay(self, *, transaction_limit: int = TRANSACTION_LIMIT) -> Relay:
+        """A relay that no step of which is watched."""
+        self._relays.append(Relay(self.kafka, transaction_limit=transaction_limit))
+        return self._relays[-1]
+
+    def outbox(self) -> PostgresOutbox:
+        """A session for a relay."""
+        return PostgresOutbox(self.postgres)
+
+    def relay_sessions(self) -> list[int]:
+        """The process ids of the relays' sessions."""
+        rows = self.support.execute(
+            "select pid from pg_stat_activity where datname = current_database() and application_name = 'ticket-sla-monitor relay'"
+        )
+        return [pid for (pid,) in rows]
+
+    def cut(self, pid: int) -> None:
+        """Ends a session from the server's side; returns when it is gone, and its locks with it."""
+        self.support.execute("select pg_terminate_backend(%s)", (pid,))
+        self.wait_until_gone(pid)
+
+    def wait_until_gone(self, pid: int) -> None:
+        """A client that hung up is noticed by the server a moment later; only then are its locks free."""
+        wait_until(
+            lambda: self.support.execute("select from pg_stat_activity where pid = %s", (pid,)).fetchone() is None,
+            what=f"session {pid} to end",
+            seconds=60,
+        )

@@ -1,0 +1,127 @@
+"""librdkafka's errors in our words: what a person must mend is told apart from what the next cycle mends by itself."""
+
+import pytest
+from confluent_kafka import KafkaError as ClientError
+from confluent_kafka import KafkaException
+
+from sla_pipeline.cycle import BreachRecord
+from sla_pipeline.errors import DatabaseUnavailable, KafkaError, KafkaUnavailable, PublisherFenced, SlaPipelineError
+from sla_pipeline.kafka.faults import Scene, configuration_fault, described_record, more_telling, translate
+from sla_pipeline.kafka.settings import KafkaSettings
+
+_SETTINGS = KafkaSettings("kafka:9092", "events", {"sasl.password": "swordfish"})
+_RECORD = BreachRecord(17, "7d444840-9dc0-11d1-b245-5ffdce74fad2", "run-1", '{"Number":"TCK-9"}')
+
+
+def scene(**changes: object) -> Scene:
+    return Scene(_SETTINGS, "committing a transaction", **changes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "words"),
+    [
+        (ClientError._AUTHENTICATION, KafkaError, "refuses our credentials"),
+        (ClientError.SASL_AUTHENTICATION_FAILED, KafkaError, "refuses our credentials"),
+        (ClientError._SSL, KafkaError, "TLS certificate is not trusted"),
+        (ClientError.TOPIC_AUTHORIZATION_FAILED, KafkaError, "denies us a right"),
+        (ClientError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, KafkaError, "denies us a right"),
+        (ClientError.UNKNOWN_TOPIC_OR_PART, KafkaError, "topic events does not exist on Kafka at kafka:9092"),
+        (ClientError._UNKNOWN_TOPIC, KafkaError, "`sla-pipeline migrate`"),
+        (ClientError.MSG_SIZE_TOO_LARGE, KafkaError, "too large"),
+        (ClientError.INVALID_TRANSACTION_TIMEOUT, KafkaError, "transaction.max.timeout.ms"),
+        (ClientError._QUEUE_FULL, KafkaError, "queue.buffering.max.messages"),
+        (ClientError.OFFSET_OUT_OF_RANGE, KafkaError, "retention is shorter"),
+        (ClientError.INVALID_REPLICATION_FACTOR, KafkaError, "refuses the request"),
+        (ClientError._FENCED, PublisherFenced, "another publisher has taken over events.relay"),
+        (ClientError.PRODUCER_FENCED, PublisherFenced, "another publisher has taken over"),
+        (ClientError.INVALID_PRODUCER_EPOCH, PublisherFenced, "another publisher has taken over"),
+        (ClientError._TIMED_OUT, KafkaUnavailable, "did not answer as expected"),
+        (ClientError._TRANSPORT, KafkaUnavailable, "can be reached"),
+        (ClientError._ALL_BROKERS_DOWN, KafkaUnavailable, "kafka:9092"),
+        (ClientError._INCONSISTENT, KafkaUnavailable, "did not answer as expected"),
+        (ClientError.INVALID_PRODUCER_ID_MAPPING, KafkaUnavailable, "did not answer as expected"),
+        (ClientError.NOT_LEADER_FOR_PARTITION, KafkaUnavailable, "did not answer as expected"),
+    ],
+)
+def test_each_code_has_its_kind_and_its_words(code: int, kind: type[SlaPipelineError], words: str) -> None:
+    ours = translate(KafkaException(ClientError(code, "the reason")), scene())
+    assert type(ours) is kind
+    assert words in str(ours)
+    assert "while committing a transaction" in str(ours)
+    assert "the reason" in str(ours)
+
+
+def test_a_fatal_error_that_surfaces_as_a_system_error_is_known_by_its_cause() -> None:
+    error = SystemError("<method 'flush' of ...> returned a result with an exception set")
+    error.__cause__ = KafkaException(ClientError(ClientError._FENCED, "fenced", fatal=True))
+    assert type(translate(error, scene())) is PublisherFenced
+
+
+def test_a_system_error_without_a_cause_is_an_unknown_outcome() -> None:
+    ours = translate(SystemError("returned a result with an exception set"), scene(transaction_open=True))
+    assert type(ours) is KafkaUnavailable
+    assert "The transaction's outcome is unknown" in str(ours)
+
+
+def test_a_fatal_error_may_hold_the_fence_in_its_text_only() -> None:
+    reason = "Local: This instance has been fenced by a newer instance"
+    assert type(translate(KafkaException(ClientError(ClientError._FATAL, reason)), scene())) is PublisherFenced
+
+
+def test_a_time_out_is_explained_by_what_the_client_told_aside() -> None:
+    told = ClientError(ClientError._AUTHENTICATION, "Invalid username or password")
+    ours = translate(KafkaException(ClientError(ClientError._TIMED_OUT)), scene(reported=told))
+    assert type(ours) is KafkaError
+    assert "Invalid username or password" in str(ours)
+
+
+def test_what_was_told_aside_does_not_hide_a_fence() -> None:
+    told = ClientError(ClientError._AUTHENTICATION, "an old story")
+    assert type(translate(KafkaException(ClientError(ClientError._FENCED)), scene(reported=told))) is PublisherFenced
+
+
+def test_an_event_that_is_too_large_is_named() -> None:
+    ours = translate(KafkaException(ClientError(ClientError.MSG_SIZE_TOO_LARGE)), scene(rejected=[_RECORD]))
+    assert "ticket TCK-9 (id 7d444840-9dc0-11d1-b245-5ffdce74fad2, sequence 17, 18 bytes)" in str(ours)
+
+
+def test_a_full_queue_is_a_fault_of_the_settings() -> None:
+    ours = translate(BufferError("Local: Queue full"), scene())
+    assert type(ours) is KafkaError
+    assert "queue.buffering.max.kbytes in SLA_KAFKA_CLIENT_CONFIG" in str(ours)
+
+
+def test_secrets_are_masked() -> None:
+    assert "swordfish" not in str(translate(KafkaException(ClientError(ClientError._FAIL, "no swordfish here")), scene()))
+
+
+def test_our_own_errors_pass_as_they_are() -> None:
+    ours = DatabaseUnavailable("gone")
+    assert translate(ours, scene()) is ours
+
+
+@pytest.mark.parametrize("error", [ValueError("a bug"), KafkaException("without an error of the client")])
+def test_a_bug_is_no_outage(error: Exception) -> None:
+    assert translate(error, scene()) is None
+
+
+def test_of_several_reports_the_one_that_a_person_must_mend_stays() -> None:
+    down = ClientError(ClientError._ALL_BROKERS_DOWN, "1/1 brokers are down")
+    refused = ClientError(ClientError._TRANSPORT, "Connection refused")
+    password = ClientError(ClientError._AUTHENTICATION, "Invalid password")
+    assert more_telling(None, down) is down
+    assert more_telling(refused, down) is refused
+    assert more_telling(down, refused) is refused
+    assert more_telling(password, refused) is password
+    assert more_telling(refused, password) is password
+
+
+def test_a_record_whose_payload_is_no_json_is_described_all_the_same() -> None:
+    assert described_record(BreachRecord(3, "id", "run", "<broken>")) == "ticket without a number (id id, sequence 3, 8 bytes)"
+
+
+def test_a_refused_configuration_names_the_setting_and_not_its_value() -> None:
+    reason = 'Invalid value "swordfish" for configuration property "sasl.password"'
+    ours = configuration_fault(KafkaException(ClientError(ClientError._INVALID_ARG, reason)), _SETTINGS)
+    assert '"sasl.password"' in str(ours)
+    assert "swordfish" not in str(ours)

@@ -1,0 +1,133 @@
+"""What recovery concludes from topic, records and positions."""
+
+import pytest
+
+from sla_pipeline.cycle import BreachRecord
+from sla_pipeline.errors import FailClosed
+from sla_pipeline.kafka.progress import Progress
+from sla_pipeline.kafka.published import TopicContents, published_record
+from sla_pipeline.kafka.recovery import Diagnosis, State, judge
+
+
+def digest(seq: int, timeline: str = "a") -> str:
+    return f"{seq:031x}{timeline}"
+
+
+def topic(*sequences: int, timeline: str = "a") -> TopicContents:
+    return TopicContents({seq: digest(seq, timeline) for seq in sequences})
+
+
+def rows(*sequences: int, timeline: str = "a") -> dict[int, str]:
+    return {seq: digest(seq, timeline) for seq in sequences}
+
+
+def at(seq: int) -> Progress:
+    return Progress.standing_at(seq, digest(seq) if seq else "", "run")
+
+
+def told(diagnosis: Diagnosis) -> tuple[State, int, int]:
+    return diagnosis.state, diagnosis.common_seq, diagnosis.position
+
+
+_FIVE, _NINE = range(1, 6), range(1, 10)
+
+
+def test_all_agrees() -> None:
+    assert told(judge(topic(*_FIVE), rows(*_NINE), next_seq=9, published_seq=5, progress=at(5))) == (State.AGREED, 5, 5)
+
+
+def test_a_copy_that_lags_is_no_fault() -> None:
+    assert told(judge(topic(*_FIVE), rows(*_NINE), next_seq=9, published_seq=3, progress=at(5))) == (State.AGREED, 5, 5)
+
+
+def test_a_new_installation_agrees() -> None:
+    assert told(judge(topic(), {}, next_seq=0, published_seq=0, progress=at(0))) == (State.AGREED, 0, 0)
+
+
+def test_a_lost_progress_record_is_found_again_on_the_topic() -> None:
+    """Even where Postgres does not know the last of it."""
+    assert told(judge(topic(*_FIVE), rows(*_NINE), next_seq=9, published_seq=3, progress=None)) == (State.PROGRESS_LOST, 5, 5)
+
+
+def test_a_progress_record_made_anew_at_zero_is_a_lost_one() -> None:
+    assert told(judge(topic(*_FIVE), rows(*_NINE), next_seq=9, published_seq=5, progress=at(0))) == (State.PROGRESS_LOST, 5, 5)
+
+
+def test_where_the_topic_has_forgotten_the_copy_in_postgres_counts() -> None:
+    diagnosis = judge(topic(), rows(5, 6, 7), next_seq=7, published_seq=5, progress=None)
+    assert told(diagnosis) == (State.PROGRESS_LOST, 0, 5)
+    assert any("rests on Postgres alone" in line for line in diagnosis.lines())
+
+
+def test_events_that_have_expired_do_not_undo_a_progress_record_that_postgres_confirms() -> None:
+    assert told(judge(topic(), rows(5, 6, 7, 8), next_seq=8, published_seq=5, progress=at(7))) == (State.AGREED, 0, 7)
+
+
+def test_records_that_housekeeping_deleted_are_not_lost() -> None:
+    assert told(judge(topic(*_FIVE), rows(4, 5, 6), next_seq=6, published_seq=5, progress=at(5))) == (State.AGREED, 5, 5)
+    assert told(judge(topic(*_FIVE), rows(9, 10), next_seq=10, published_seq=9, progress=at(9))) == (State.AGREED, 5, 9)
+
+
+def test_a_database_behind_the_topic_gets_its_records_back() -> None:
+    diagnosis = judge(topic(*_NINE), rows(*_FIVE), next_seq=5, published_seq=5, progress=at(9))
+    assert told(diagnosis) == (State.DATABASE_REWOUND, 5, 9)
+    assert diagnosis.lost_count == 4
+    assert any("write 4 records back from their events (sequences 6 to 9)" in line for line in diagnosis.lines())
+
+
+def test_a_database_that_went_on_after_a_restore_shares_only_what_came_before() -> None:
+    went_on = rows(*_FIVE) | rows(*range(6, 13), timeline="b")
+    assert told(judge(topic(*_NINE), went_on, next_seq=12, published_seq=5, progress=at(9))) == (State.DATABASE_REWOUND, 5, 9)
+
+
+def test_an_empty_database_gets_all_back_when_the_topic_goes_back_to_the_first_event() -> None:
+    assert told(judge(topic(*_NINE), {}, next_seq=0, published_seq=0, progress=at(9))) == (State.DATABASE_REWOUND, 0, 9)
+    other = rows(*range(1, 4), timeline="b")
+    assert told(judge(topic(*_NINE), other, next_seq=3, published_seq=0, progress=None)) == (State.DATABASE_REWOUND, 0, 9)
+
+
+def test_a_database_restored_to_just_before_the_oldest_event() -> None:
+    assert told(judge(topic(6, 7, 8, 9), rows(), next_seq=5, published_seq=5, progress=at(9))) == (State.DATABASE_REWOUND, 5, 9)
+
+
+@pytest.mark.parametrize(
+    ("found", "reason"),
+    [
+        (
+            judge(topic(7, 8, 9), rows(), next_seq=5, published_seq=5, progress=at(9)),
+            "events from sequence 6 on are missing from the topic",
+        ),
+        (judge(topic(4, 5, 6, 8, 9), rows(4, 5), next_seq=5, published_seq=5, progress=at(9)), "complete from 8 on only"),
+        (
+            judge(topic(*range(3, 10)), rows(*range(3, 8), timeline="b"), next_seq=7, published_seq=2, progress=at(9)),
+            "no record in Postgres matches an event on the topic, which goes back to sequence 3 only",
+        ),
+        (judge(topic(*_FIVE), rows(*_FIVE, 7), next_seq=7, published_seq=5, progress=at(5)), "record 6 is missing from Postgres"),
+        (judge(topic(*_FIVE), rows(6, 7), next_seq=7, published_seq=5, progress=at(5)), "record 5 is missing from Postgres"),
+        (judge(topic(*_FIVE), {}, next_seq=7, published_seq=5, progress=at(5)), "record 6 is missing from Postgres"),
+        (judge(topic(), rows(*_FIVE), next_seq=5, published_seq=5, progress=at(9)), "says that 9 is published, but no event nor record"),
+        (
+            judge(topic(*_FIVE), rows(*_FIVE) | {2: "other"}, next_seq=5, published_seq=5, progress=at(5)),
+            "record 2 differs from its event, but record 5, which came later, does not",
+        ),
+        (
+            judge(
+                TopicContents(topic(*_FIVE).digests, faults=["ticket t is on the topic twice"]),
+                rows(*_FIVE),
+                next_seq=5,
+                published_seq=5,
+                progress=None,
+            ),
+            "ticket t is on the topic twice",
+        ),
+    ],
+)
+def test_what_cannot_be_told_is_not_guessed(found: Diagnosis, reason: str) -> None:
+    assert found.state is State.UNDECIDABLE
+    assert reason in "; ".join(found.reasons)
+    assert found.lines()[-1] == "repair: not possible; a person must decide by hand"
+
+
+def test_an_event_of_another_contract_is_not_written_back() -> None:
+    with pytest.raises(FailClosed, match=r"sequence 4 .* is not of this contract"):
+        published_record(BreachRecord(4, "ticket", "run", "{}"))

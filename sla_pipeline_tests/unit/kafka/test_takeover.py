@@ -1,0 +1,63 @@
+"""What of a takeover needs no server: how much goes into one transaction, and the bound in time."""
+
+import pytest
+
+from sla_pipeline.cycle import BreachRecord
+from sla_pipeline.errors import KafkaUnavailable
+from sla_pipeline.kafka.clients import ClientReports
+from sla_pipeline.kafka.deadline import Deadline
+from sla_pipeline.kafka.takeover import STEPS, fitting_records
+
+
+def records(count: int, payload: str = "x" * 1_000) -> list[BreachRecord]:
+    return [BreachRecord(seq, "ticket", "run", payload) for seq in range(1, count + 1)]
+
+
+@pytest.mark.parametrize(("queue_messages", "fitting"), [(1_000, 100), (101, 100), (100, 99), (2, 1), (1, 1)])
+def test_the_queue_holds_the_events_and_one_progress_record(queue_messages: int, fitting: int) -> None:
+    assert fitting_records(records(100), queue_messages=queue_messages, queue_bytes=10**9) == records(100)[:fitting]
+
+
+@pytest.mark.parametrize(("queue_bytes", "fitting"), [(10**9, 100), (2 * 100 * 2_024, 100), (2 * 100 * 2_024 - 2, 99), (100, 1)])
+def test_half_of_the_queues_bytes_are_used(queue_bytes: int, fitting: int) -> None:
+    assert len(fitting_records(records(100), queue_messages=1_000, queue_bytes=queue_bytes)) == fitting
+
+
+def test_the_steps_have_the_names_that_hooks_and_docs_use() -> None:
+    assert STEPS == (
+        "locked",
+        "connected",
+        "fenced",
+        "progress_read",
+        "rows_read",
+        "begun",
+        "produced",
+        "flushed",
+        "committed",
+        "advanced",
+    )
+
+
+def test_calls_share_one_deadline() -> None:
+    now = [100.0]
+    deadline = Deadline(20, clock=lambda: now[0])
+    assert deadline.timeout_seconds(8) == 8
+    now[0] = 115
+    assert (deadline.timeout_seconds(8), deadline.remaining_seconds()) == (5, 5)
+    now[0] = 121
+    assert deadline.remaining_seconds() == 0
+    with pytest.raises(KafkaUnavailable, match="the time for this attempt, 20 s, is used up"):
+        deadline.timeout_seconds(8)
+
+
+def test_the_clients_log_repeats_no_line(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("DEBUG", "sla_pipeline.kafka")
+    reports = ClientReports()
+    for milliseconds in (1, 20, 300):
+        reports.log(40, "%s [%s] %s", "FAIL", "rdkafka#producer-1", f"Connection refused (after {milliseconds}ms)")
+    reports.log(30, "%s [%s] %s", "CONFWARN", "rdkafka#consumer-2", "linger.ms is a producer property")
+    told = [(record.name, record.levelname, record.getMessage()) for record in caplog.records]
+    assert told == [
+        ("sla_pipeline.kafka", "ERROR", "FAIL [rdkafka#producer-1] Connection refused (after 1ms)"),
+        ("sla_pipeline.kafka", "DEBUG", "CONFWARN [rdkafka#consumer-2] linger.ms is a producer property"),
+    ]
