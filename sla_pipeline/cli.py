@@ -194,6 +194,37 @@ def verify(as_json: AsJson = False) -> None:
 
 
 @app.command(epilog=_EPILOG)
+def recover(
+    yes: Annotated[bool, typer.Option("--yes", help="Repair without asking. Read a diagnosis first.")] = False,
+) -> None:
+    """After "nothing is published": find out what Postgres and Kafka disagree on, say what a repair would do, and do it on confirmation.
+
+    Reads the event topic, which neither a lost progress topic nor a restored database can change. Runs as the owner
+    (SLA_POSTGRES_OWNER_URL); stop the schedule first. docs/exactly-once.md, section "Recovery", explains both cases.
+    """
+    from sla_pipeline.kafka import recovery  # noqa: PLC0415
+    from sla_pipeline.postgres.migrate import owner_url_from_environment  # noqa: PLC0415
+    from sla_pipeline.postgres.rebase import RepairablePostgresOutbox  # noqa: PLC0415
+
+    kafka = KafkaSettings.from_environment()
+    with RepairablePostgresOutbox(PostgresSettings(owner_url_from_environment())) as outbox:
+        with _progress("reading the topic") as advance:
+            found = recovery.diagnose(kafka, outbox, on_progress=advance)
+        for line in found.lines():
+            out.print(line, markup=False)
+        if found.state is recovery.State.AGREED:
+            return
+        if found.state is recovery.State.UNDECIDABLE:
+            raise typer.Exit(_EXIT_BROKEN)
+        if not yes:
+            typer.confirm("Repair it now?", abort=True)
+    # a session of its own: the one of the diagnosis may have been ended while a person was reading
+    with RepairablePostgresOutbox(PostgresSettings(owner_url_from_environment())) as outbox, _progress("repairing") as advance:
+        recovery.repair(kafka, outbox, run_id=f"recover-{SystemClock().now_utc():%Y%m%dT%H%M%SZ}", on_progress=advance)
+    out.print("repaired; the next cycle publishes what waits")
+
+
+@app.command(epilog=_EPILOG)
 def replay(
     log: Annotated[
         Path,

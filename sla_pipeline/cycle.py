@@ -12,6 +12,7 @@ from uuid import UUID
 
 from sla_pipeline.breach import BreachKind
 from sla_pipeline.errors import InputError
+from sla_pipeline.quoting import quoted
 
 __all__ = [
     "BATCH_SIZE",
@@ -23,6 +24,7 @@ __all__ = [
     "MarkTotals",
     "OnStep",
     "PublishTotals",
+    "PublishedRecord",
     "SimulatedClock",
     "SystemClock",
     "no_step",
@@ -85,7 +87,9 @@ class SimulatedClock:
 
 def _whole_number(name: str, value: object, allowed: IntegerRange) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not allowed.low <= value <= allowed.high:
-        raise InputError(f"{name} is {value!r}; it must be a whole number from {allowed.low} to {allowed.high} (default {allowed.default})")
+        raise InputError(
+            f"{name} is {quoted(value)}; it must be a whole number from {allowed.low} to {allowed.high} (default {allowed.default})"
+        )
     return value
 
 
@@ -95,7 +99,7 @@ def _tenant(value: object) -> str | None:
     try:
         return str(UUID(str(value)))
     except ValueError:
-        raise InputError(f"tenant_id is {value!r}; it must be a UUID, or be left out for all tenants") from None
+        raise InputError(f"tenant_id is {quoted(value)}; it must be a UUID, or be left out for all tenants") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +147,17 @@ class BreachRecord:
     correlation_id: str
     payload: str
     """The event's JSON, stored when the ticket was marked, sent as it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedRecord:
+    """A breach record rebuilt from its event, with the columns that the outbox keeps beside the payload."""
+
+    record: BreachRecord
+    number: str
+    kind: str
+    due_at: datetime
+    breached_at: datetime
 
 
 @dataclass(slots=True)

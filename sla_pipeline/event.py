@@ -12,6 +12,7 @@ import hashlib
 import uuid
 from datetime import UTC, datetime
 from functools import lru_cache
+from json.encoder import encode_basestring
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, WithJsonSchema
@@ -26,6 +27,7 @@ __all__ = [
     "TicketSlaBreachedKafkaEvent",
     "event_headers",
     "event_id",
+    "event_json",
     "event_key",
     "wire_timestamp",
 ]
@@ -34,6 +36,8 @@ EVENT_TOPIC = "pin.support.ticket-sla-breached.v1"
 EVENT_TYPE = "TicketSlaBreachedKafkaEvent"
 CONTRACT_VERSION = 1
 # names the contract, so that the same ticket has another EventId in a later version of it
+# the hexadecimal digit with its two upper bits set to 10
+_UUID_VARIANT = {digit: f"{int(digit, 16) & 0b0011 | 0b1000:x}" for digit in "0123456789abcdef"}
 _EVENT_ID_NAMESPACE = uuid.uuid5(uuid.NAMESPACE_URL, f"urn:{EVENT_TOPIC}").bytes
 # support's numbers are a dozen characters; a bound keeps a corrupt one out of a message that pagers display
 _NUMBER_MAX_LENGTH = 64
@@ -63,12 +67,9 @@ def _breached_at(now_utc: datetime) -> str:
 
 def event_id(ticket_id: str) -> str:
     """The event's identity: a UUIDv5 of contract and ticket, the same however often it is built (one breach per ticket, SPEC 2.4)."""
-    # what uuid.uuid5 does, without its two intermediate objects: a third of the cost of an event
-    digest = bytearray(hashlib.sha1(_EVENT_ID_NAMESPACE + ticket_id.encode(), usedforsecurity=False).digest()[:16])
-    digest[6] = digest[6] & 0x0F | 0x50
-    digest[8] = digest[8] & 0x3F | 0x80
-    text = digest.hex()
-    return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+    # what uuid.uuid5 does, without its intermediate objects, which cost more than all the rest of an event
+    text = hashlib.sha1(_EVENT_ID_NAMESPACE + ticket_id.encode(), usedforsecurity=False).hexdigest()
+    return f"{text[:8]}-{text[8:12]}-5{text[13:16]}-{_UUID_VARIANT[text[16]]}{text[17:20]}-{text[20:32]}"
 
 
 class TicketSlaBreachedKafkaEvent(BaseModel):
@@ -143,6 +144,67 @@ class TicketSlaBreachedKafkaEvent(BaseModel):
     def to_json(self) -> str:
         """The message's value: compact JSON, PascalCase names, the fields in the order of the contract."""
         return self.model_dump_json()
+
+
+# the fields' names and order, from the model; these are put in as JSON, all others as the text between the quotes
+_AS_JSON = frozenset({"contract_version", "number", "assignee_user_id"})
+_TEMPLATE = (
+    "{"
+    + ",".join(
+        f'"{field.alias}":' + ("%s" if name in _AS_JSON else '"%s"') for name, field in TicketSlaBreachedKafkaEvent.model_fields.items()
+    )
+    + "}"
+)
+_PRIORITIES = frozenset(Priority)
+
+
+def event_json(
+    breach: Breach,
+    *,
+    ticket_id: str,
+    number: str,
+    tenant_id: str | None,
+    queue_id: str | None,
+    requester_user_id: str | None,
+    assignee_user_id: str | None,
+    priority: str | None,
+    now_utc: datetime,
+) -> str:
+    """``TicketSlaBreachedKafkaEvent.of(...).to_json()``, a fifth of its cost: the marking of a backlog is bound by it.
+
+    Ids are as Postgres prints its uuid type. What may be wrong with a ticket is looked at here; where something is, the model is asked,
+    and raises its ``pydantic.ValidationError``. A property test holds the two equal.
+    """
+    if not (tenant_id and queue_id and requester_user_id and priority in _PRIORITIES and number and len(number) <= _NUMBER_MAX_LENGTH):
+        event = TicketSlaBreachedKafkaEvent.of(
+            breach,
+            ticket_id=ticket_id,
+            number=number,
+            tenant_id=tenant_id,
+            queue_id=queue_id,
+            requester_user_id=requester_user_id,
+            assignee_user_id=assignee_user_id,
+            priority=priority,
+            now_utc=now_utc,
+        )
+        return event.to_json()
+    return _TEMPLATE % (
+        event_id(ticket_id),
+        EVENT_TYPE,
+        CONTRACT_VERSION,
+        "Ticket",
+        ticket_id,
+        ticket_id,
+        encode_basestring(number),
+        tenant_id,
+        queue_id,
+        requester_user_id,
+        f'"{assignee_user_id}"' if assignee_user_id else "null",
+        priority,
+        breach.kind.value,
+        wire_timestamp(breach.due_at),
+        _breached_at(now_utc),
+    )
 
 
 def event_key(ticket_id: str) -> bytes:

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 
 from sla_pipeline.audit import contract
 from sla_pipeline.audit.contract import RecordRow, TopicEvent, ticket_bytes, ticket_text
-from sla_pipeline.audit.entry import ENTRY_BYTES, NO_SEQUENCE, TICKET_BYTES, Place, pack, place_of
+from sla_pipeline.audit.entry import ENTRY_BYTES, NO_SEQUENCE, SHARES, TICKET_BYTES, Place, pack, place_of, share_of
 from sla_pipeline.audit.findings import Check, Example, Tally
 
 __all__ = ["Ledger"]
@@ -119,12 +119,16 @@ class Ledger:
         for row, (seq, place) in enumerate(zip(self._seqs, self._places, strict=True)):
             yield seq, self._ticket(row), None if place == _NOT_SEEN else place, bool(self._flags[row] & _OLD)
 
-    def entries(self) -> Iterator[bytes]:
-        """Every event that speaks of a ticket, as an entry."""
+    def entries(self, share: int) -> Iterator[bytes]:
+        """Every event that speaks of a ticket of this share, as an entry."""
         for row, place in enumerate(self._places):
-            if place != _NOT_SEEN and not self._flags[row] & _OTHER_TICKET:
+            if (
+                place != _NOT_SEEN
+                and self._tickets[row * TICKET_BYTES + TICKET_BYTES - 1] % SHARES == share
+                and not self._flags[row] & _OTHER_TICKET
+            ):
                 yield pack(self._ticket(row), place, self._seqs[row])
-        yield from self.strays()
+        yield from (stray for stray in self.strays() if share_of(stray) == share)
 
     def strays(self) -> Iterator[bytes]:
         """Of these, those that did not simply fit their record: repeated, of another ticket, or without a record."""

@@ -21,7 +21,7 @@ from sla_pipeline.audit.contract import TopicEvent
 from sla_pipeline.errors import ConfigurationError, KafkaError, KafkaUnavailable
 from sla_pipeline.kafka.settings import CLIENT_CONFIG_VARIABLE, KafkaSettings, consumer_config
 
-__all__ = ["Span", "read_events", "read_progress_seq", "watermarks"]
+__all__ = ["Span", "our_error", "read_events", "read_progress_seq", "watermarks"]
 
 log = logging.getLogger(__name__)
 
@@ -32,11 +32,13 @@ OnRead = Callable[[int], None]
 _CALL_SECONDS = 10.0
 # longer than a broker needs to abort a dead publisher's transaction (time-out 30 s, looked for every 10 s): then it is not a crash
 STALL_SECONDS = 60.0
+# an election takes a second or so
+_ELECTION_POLL_SECONDS = 0.2
 # taken from the client at once, and the longest wait for that many: at the end of a topic it is always waited out
 _PIECE = 1_000
 _PIECE_SECONDS = 0.05
 # what the client may hold ahead of us: enough to keep it busy
-_PREFETCH_KBYTES = 8_192
+_PREFETCH_KBYTES = 4_096
 _PROGRESS_KEY = b"progress"
 
 _MISSING = (ClientError.UNKNOWN_TOPIC_OR_PART, ClientError._UNKNOWN_TOPIC, ClientError._UNKNOWN_PARTITION)
@@ -48,6 +50,7 @@ _REFUSED = (
     ClientError.GROUP_AUTHORIZATION_FAILED,
     ClientError.CLUSTER_AUTHORIZATION_FAILED,
 )
+_LEADER_MOVED = (ClientError.NOT_LEADER_FOR_PARTITION, ClientError.LEADER_NOT_AVAILABLE, ClientError._UNKNOWN_PARTITION)
 _EXPIRED = (ClientError.OFFSET_OUT_OF_RANGE, ClientError._AUTO_OFFSET_RESET)
 
 
@@ -61,10 +64,20 @@ class Span(NamedTuple):
 def watermarks(settings: KafkaSettings, topic: str) -> dict[int, Span]:
     """Every partition's span now, open transactions included. Raises ``KafkaError`` or ``KafkaUnavailable``."""
     with _consumer(settings, topic, isolation_level="read_uncommitted") as consumer:
-        return {
-            partition: Span(*consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=_CALL_SECONDS, cached=False))
-            for partition in _partitions(consumer, topic)
-        }
+        return {partition: _span(consumer, TopicPartition(topic, partition)) for partition in _partitions(consumer, topic)}
+
+
+def _span(consumer: Consumer, partition: TopicPartition) -> Span:
+    """A partition's span. A leader that has moved is looked up again: a long audit must not end over an election."""
+    patience_ends = time.monotonic() + _CALL_SECONDS
+    while True:
+        try:
+            return Span(*consumer.get_watermark_offsets(partition, timeout=_CALL_SECONDS, cached=False))
+        except KafkaException as error:
+            if error.args[0].code() not in _LEADER_MOVED or time.monotonic() > patience_ends:
+                raise
+        time.sleep(_ELECTION_POLL_SECONDS)
+        _partitions(consumer, partition.topic)
 
 
 def read_events(
@@ -167,7 +180,7 @@ def _consumer(settings: KafkaSettings, topic: str, *, isolation_level: str) -> I
     config = consumer_config(settings, isolation_level=isolation_level)
     config["queued.max.messages.kbytes"] = _PREFETCH_KBYTES
     try:
-        consumer = Consumer({**config, "error_cb": hear, "logger": log})
+        consumer = Consumer({**config, "error_cb": hear, "logger": _Quiet()})
     except KafkaException as error:
         raise ConfigurationError(
             f"the Kafka client refuses its configuration: {settings.masked(_said(error.args[0]))}; correct {CLIENT_CONFIG_VARIABLE}"
@@ -178,12 +191,21 @@ def _consumer(settings: KafkaSettings, topic: str, *, isolation_level: str) -> I
         told: ClientError = error.args[0]
         if heard and told.code() not in (*_MISSING, *_EXPIRED):
             told = heard[-1]
-        raise _translated(told, settings, topic) from error
+        raise our_error(told, settings, topic) from error
     finally:
         consumer.close()
 
 
-def _translated(error: ClientError, settings: KafkaSettings, topic: str) -> KafkaError | KafkaUnavailable:
+class _Quiet:
+    """librdkafka's log, for whoever looks for it: what matters of it is raised."""
+
+    def log(self, level: int, message: str, *arguments: object) -> None:
+        """Any level becomes debug."""
+        log.debug(message, *arguments)
+
+
+def our_error(error: ClientError, settings: KafkaSettings, topic: str) -> KafkaError | KafkaUnavailable:
+    """What an error of librdkafka means to whoever runs the audit; no secret is in it."""
     where = f"Kafka at {settings.bootstrap_servers}"
     said = settings.masked(_said(error))
     if error.code() in _MISSING:

@@ -159,6 +159,8 @@ def open_postgres(settings: PostgresSettings, *, now_utc: datetime) -> Iterator[
             connection.read_only = True
             connection.execute(f"set statement_timeout = '{_STATEMENT_TIMEOUT}'")
             connection.execute(f"set idle_in_transaction_session_timeout = '{_IDLE_IN_TRANSACTION_TIMEOUT}'")
+            # cursors are read to their ends; planned for their first rows, the join of all marks would be a million look-ups
+            connection.execute("set cursor_tuple_fraction = 1")
             yield Postgres(connection, now_utc)
         except psycopg.errors.InsufficientPrivilege as error:
             raise DatabaseError(

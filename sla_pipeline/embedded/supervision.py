@@ -140,8 +140,8 @@ class Service:
                 raise ServiceError(f"{self.name} was not ready after {timeout_seconds:.0f} s; {self._log_tail()}")
             time.sleep(_POLL_SECONDS)
 
-    def stop(self, stop_signal: signal.Signals | None = None) -> None:
-        """Ends the service in order, by ``stop_signal`` or its own one; by SIGKILL when it takes longer than 15 s.
+    def stop(self, stop_signal: signal.Signals | None = None, timeout_seconds: float | None = None) -> None:
+        """Ends the service in order, by ``stop_signal`` or its own one; by SIGKILL when it takes longer than ``timeout_seconds``, or 15 s.
 
         Does nothing when it is stopped already. Raises ``ServiceError`` when processes of it are left.
         """
@@ -151,7 +151,7 @@ class Service:
         self.thaw()
         process.send_signal(stop_signal or self._stop_signal)
         try:
-            process.wait(_STOP_TIMEOUT_SECONDS)
+            process.wait(timeout_seconds or _STOP_TIMEOUT_SECONDS)
         except subprocess.TimeoutExpired:
             self.kill()
         else:

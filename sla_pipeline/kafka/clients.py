@@ -28,6 +28,7 @@ _log = logging.getLogger("sla_pipeline.kafka")
 _FLUSH_SECONDS = 0.2
 # after a failure: how long the callbacks that explain it are waited for
 _HEAR_SECONDS = 0.1
+_HEAR_TRIES = 3
 # a setting of producers in the further settings makes every consumer warn, and the other way round
 _QUIET_FACILITIES = ("CONFWARN",)
 # numbers in a line of librdkafka (milliseconds, ids of threads and clients) do not make it another line
@@ -104,6 +105,7 @@ class TransactionalProducer:
     def __init__(self, settings: KafkaSettings, *, largest_batch_bytes: int | None = None) -> None:
         self.reports = ClientReports()
         self._failed: list[tuple[ClientError, Message]] = []
+        self._fatal: ClientError | None = None
         self._settings = settings
         config = producer_config(settings, largest_batch_bytes=largest_batch_bytes)
         try:
@@ -158,19 +160,26 @@ class TransactionalProducer:
 
     @property
     def told(self) -> ClientError | None:
-        """What the client told aside, in its callbacks: the first failed delivery, else its last error."""
-        return self._failed[0][0] if self._failed else self.reports.error
+        """What the client told besides the error of a call: a fatal error, else the first failed delivery, else its last report."""
+        return self._fatal or (self._failed[0][0] if self._failed else self.reports.error)
 
     def failed_keys(self) -> list[bytes]:
         """The keys of the records whose delivery failed first, and of those that failed alike; the rest fell with their transaction."""
         return [message.key() or b"" for error, message in self._failed if error.code() == self._failed[0][0].code()]
 
     def hear(self) -> None:
-        """Lets the client tell what it has to tell aside, after a failure and before ``drop``; never raises."""
-        try:
-            self._client.poll(_HEAR_SECONDS)
-        except Exception:  # noqa: BLE001 - the failure itself is already on its way to the caller
-            _log.debug("the producer had nothing more to tell", exc_info=True)
+        """Lets the client tell what it has to tell, after a failure and before ``drop``; never raises.
+
+        In a fatal state every call raises the reason, though perhaps as a ``SystemError`` that holds none at first.
+        """
+        for _ in range(_HEAR_TRIES):
+            try:
+                self._client.poll(_HEAR_SECONDS)
+            except Exception as error:  # noqa: BLE001 - the failure itself is already on its way to the caller
+                self._fatal = faults.client_error_of(error)
+                if self._fatal is None:
+                    continue
+            return
 
     def drop(self) -> None:
         """Lets the producer go. May be called again."""

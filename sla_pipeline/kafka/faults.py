@@ -15,6 +15,7 @@ from confluent_kafka import KafkaException
 from sla_pipeline.cycle import BreachRecord
 from sla_pipeline.errors import ConfigurationError, KafkaError, KafkaUnavailable, PublisherFenced, SlaPipelineError
 from sla_pipeline.kafka.settings import CLIENT_CONFIG_VARIABLE, KafkaSettings
+from sla_pipeline.quoting import named
 
 __all__ = ["Fault", "Scene", "classify", "client_error_of", "configuration_fault", "described_record", "more_telling", "translate"]
 
@@ -65,6 +66,10 @@ _FAULT_BY_CODE = {
     ClientError.TOPIC_EXCEPTION: Fault.REFUSED,
     ClientError.UNSUPPORTED_VERSION: Fault.REFUSED,
 }
+_FAULT_BY_TEXT = {
+    "fenced by a newer instance": Fault.FENCED,
+    "SSL handshake failed": Fault.CREDENTIALS,
+}
 # an error that a client reports aside explains a bare time-out; of several, one that a person must mend explains most
 _TELLING = (Fault.CREDENTIALS, Fault.AUTHORIZATION, Fault.TOPIC_MISSING)
 
@@ -85,15 +90,19 @@ class Scene:
     transaction_open: bool = False
 
 
-def classify(code: int) -> Fault:
-    """The fault of an error code of librdkafka; what is not known is taken for an outage, which the next cycle tries again."""
-    return _FAULT_BY_CODE.get(code, Fault.UNAVAILABLE)
+def classify(error: ClientError) -> Fault:
+    """The fault of an error of librdkafka; what is not known is taken for an outage, which the next cycle tries again."""
+    fault = _FAULT_BY_CODE.get(error.code(), Fault.UNAVAILABLE)
+    if fault is not Fault.UNAVAILABLE:
+        return fault
+    # some reasons stand in the text only, under a code that says little (_FATAL, _TRANSPORT)
+    return next((hinted for hint, hinted in _FAULT_BY_TEXT.items() if hint in error.str()), Fault.UNAVAILABLE)
 
 
 def client_error_of(error: BaseException) -> ClientError | None:
     """The error of librdkafka inside an exception, or None.
 
-    A fatal error that is found while a delivery callback runs surfaces as ``SystemError``, with the real one as its cause.
+    A fatal error that is found while a delivery callback runs surfaces as ``SystemError``, with the real one as its cause, or without one.
     """
     if isinstance(error, SystemError) and error.__cause__ is not None:
         error = error.__cause__
@@ -104,13 +113,13 @@ def client_error_of(error: BaseException) -> ClientError | None:
 
 def more_telling(known: ClientError | None, new: ClientError) -> ClientError:
     """Of two errors that a client reported aside, the one to show: what a person must mend, then any reason, then "all brokers down"."""
-    return known if known is not None and _telling_rank(known.code()) > _telling_rank(new.code()) else new
+    return known if known is not None and _telling_rank(known) > _telling_rank(new) else new
 
 
-def _telling_rank(code: int) -> int:
-    if code == ClientError._ALL_BROKERS_DOWN:
+def _telling_rank(error: ClientError) -> int:
+    if error.code() == ClientError._ALL_BROKERS_DOWN:
         return 0
-    return 2 if classify(code) in _TELLING else 1
+    return 2 if classify(error) in _TELLING else 1
 
 
 def described_record(record: BreachRecord) -> str:
@@ -119,25 +128,29 @@ def described_record(record: BreachRecord) -> str:
         number = str(json.loads(record.payload)["Number"])
     except (ValueError, TypeError, KeyError):
         number = "without a number"
-    return f"ticket {number} (id {record.ticket_id}, sequence {record.seq}, {len(record.payload.encode())} bytes)"
+    return f"ticket {named(number)} (id {record.ticket_id}, sequence {record.seq}, {len(record.payload.encode())} bytes)"
 
 
 def translate(error: BaseException, scene: Scene) -> SlaPipelineError | None:
     """Our error for ``error``, without secrets; None for one that is not of Kafka, which must pass as it is: a bug is no outage."""
     if isinstance(error, SlaPipelineError):
         return error
-    client_error = client_error_of(error)
     if isinstance(error, BufferError):
         return _message(Fault.QUEUE_FULL, "the producer's queue is full", scene)
-    if client_error is None:
-        return _message(Fault.UNAVAILABLE, f"SystemError: {error}", scene) if isinstance(error, SystemError) else None
-    fault, text = classify(client_error.code()), f"{client_error.name()}: {client_error.str()}"
-    if fault is Fault.UNAVAILABLE and "fenced by a newer instance" in text:
-        # a fatal error may hold the reason in its text only
-        fault = Fault.FENCED
+    client_error = client_error_of(error)
+    if client_error is not None:
+        fault, text = classify(client_error), _words(client_error)
+    elif isinstance(error, SystemError):
+        fault, text = Fault.UNAVAILABLE, f"SystemError: {error}"
+    else:
+        return None
     if fault is Fault.UNAVAILABLE and scene.reported is not None:
-        fault, text = classify(scene.reported.code()), f"{text}; {scene.reported.name()}: {scene.reported.str()}"
+        fault, text = classify(scene.reported), f"{text}; {_words(scene.reported)}"
     return _message(fault, text, scene)
+
+
+def _words(error: ClientError) -> str:
+    return f"{error.name()}: {error.str()}"
 
 
 def _message(fault: Fault, text: str, scene: Scene) -> SlaPipelineError:  # noqa: PLR0911 - one return a fault reads best

@@ -152,6 +152,8 @@ class ProgressReader:
             elif error.code() != ClientError._PARTITION_EOF:
                 raise KafkaException(error)
             elif (message.offset() or 0) >= end or not behind_fence:
+                # or it would go on asking the broker, a hundred times a second
+                consumer.unassign()
                 return newest
             # an end before the true one: some transaction is still open there, and what follows it is not told yet
         raise KafkaUnavailable(

@@ -9,27 +9,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from sla_pipeline.cycle import BreachRecord
+from sla_pipeline.cycle import BreachRecord, PublishedRecord
 from sla_pipeline.errors import FailClosed
 from sla_pipeline.kafka.events import OnProgress, ReceivedEvent, read_events
 from sla_pipeline.kafka.progress import record_digest
 from sla_pipeline.kafka.settings import KafkaSettings
 
-__all__ = ["PublishedRecord", "TopicContents", "published_record", "read_records", "scan_topic"]
+__all__ = ["TopicContents", "published_record", "read_records", "scan_topic"]
 
 # how many of a kind of fault are kept to be shown
 _EXAMPLES = 3
-
-
-@dataclass(frozen=True, slots=True)
-class PublishedRecord:
-    """A breach record rebuilt from its event, with the columns that the outbox keeps beside the payload."""
-
-    record: BreachRecord
-    number: str
-    kind: str
-    due_at: datetime
-    breached_at: datetime
 
 
 @dataclass(slots=True)

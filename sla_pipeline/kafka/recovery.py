@@ -24,12 +24,13 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
+from sla_pipeline.cycle import PublishedRecord
 from sla_pipeline.errors import FailClosed, PublisherBusy, PublisherFenced
 from sla_pipeline.kafka.deadline import Deadline
 from sla_pipeline.kafka.events import OnProgress
 from sla_pipeline.kafka.outbox import Outbox
 from sla_pipeline.kafka.progress import RECOVERY, Progress, ProgressReader, record_digest, write_progress
-from sla_pipeline.kafka.published import PublishedRecord, TopicContents, read_records, scan_topic
+from sla_pipeline.kafka.published import TopicContents, read_records, scan_topic
 from sla_pipeline.kafka.settings import KafkaSettings
 
 __all__ = ["Diagnosis", "RepairableOutbox", "State", "diagnose", "judge", "repair"]

@@ -33,7 +33,12 @@ ClientConfig = dict[str, str | int | bool]
 
 # what Kafka accepts as a topic's name; 200 leaves room for the suffixes below under Kafka's own limit of 249
 _TOPIC_NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
-_SERVER = re.compile(r"(?:[A-Z0-9_]+://)?[^\s,/]+:\d{1,5}")
+# a host is printable ASCII: the client library takes nothing else
+_SERVER = re.compile(r"(?:[A-Z0-9_]+://)?[!-+\-.0-~]+:([0-9]{1,5})")
+_HIGHEST_PORT = 65_535
+_WHOLE_NUMBER = re.compile(r"[0-9]{1,10}")
+# a larger one overflows inside the client library, which then goes by another number than we do
+_HIGHEST_NUMBER = 2_147_483_647
 
 # bounds how long a dead publisher's open transaction holds back every read_committed consumer (37-40 s with the broker's own scan), and
 # how long a delivery is tried; below the broker's default ceiling (transaction.max.timeout.ms, 15 min) and shorter than a cycle's period
@@ -119,7 +124,8 @@ class KafkaSettings:
     def __post_init__(self) -> None:
         servers = [server.strip() for server in self.bootstrap_servers.split(",")]
         for server in servers:
-            if not _SERVER.fullmatch(server):
+            found = _SERVER.fullmatch(server)
+            if not found or not 0 < int(found[1]) <= _HIGHEST_PORT:
                 raise ConfigurationError(
                     f"the Kafka bootstrap servers ({BOOTSTRAP_SERVERS_VARIABLE}) hold {server!r}; write them as host:port, separated by "
                     "commas"
@@ -129,6 +135,13 @@ class KafkaSettings:
             raise ConfigurationError(
                 f"the Kafka topic ({TOPIC_VARIABLE}) is {self.topic!r}; use at most 200 letters, digits, dots, underscores and dashes"
             )
+        for key, value in self.client_config.items():
+            if not (_is_plain_text(key) and _is_plain_text(value)):
+                # such a key ends the process inside the client library, such a value is cut off there
+                raise ConfigurationError(
+                    f"{CLIENT_CONFIG_VARIABLE}: the setting {key!r} holds a NUL or half of a surrogate pair, in its name or in its value; "
+                    "write plain text"
+                )
         reserved = sorted(_RESERVED & self.client_config.keys())
         if reserved:
             raise ConfigurationError(
@@ -175,8 +188,10 @@ class KafkaSettings:
 
     def _whole_number(self, key: str, default: int) -> int:
         text = self.client_config.get(key, str(default))
-        if not text.isdecimal() or not int(text):
-            raise ConfigurationError(f"{CLIENT_CONFIG_VARIABLE}: {key} is {text!r}; it must be a whole number above 0")
+        if not _WHOLE_NUMBER.fullmatch(text) or not 0 < int(text) <= _HIGHEST_NUMBER:
+            raise ConfigurationError(
+                f"{CLIENT_CONFIG_VARIABLE}: {key} is {text!r}; it must be a whole number above 0, at most {_HIGHEST_NUMBER}"
+            )
         return int(text)
 
     def masked(self, text: str) -> str:
@@ -204,6 +219,14 @@ class KafkaSettings:
         )
 
 
+def _is_plain_text(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return "\0" not in text
+
+
 def _parse_client_config(text: str) -> dict[str, str]:
     """The JSON object of scalars in ``text``, every value as librdkafka spells it. The text may hold a password: no error quotes it."""
     if not text.strip():
@@ -213,6 +236,8 @@ def _parse_client_config(text: str) -> dict[str, str]:
         parsed = json.loads(text)
     except json.JSONDecodeError as error:
         raise ConfigurationError(f"{CLIENT_CONFIG_VARIABLE} is not JSON (line {error.lineno}, column {error.colno}); {remedy}") from None
+    except (ValueError, RecursionError):
+        raise ConfigurationError(f"{CLIENT_CONFIG_VARIABLE} holds too long a number or brackets too deep; {remedy}") from None
     if not isinstance(parsed, dict):
         raise ConfigurationError(f"{CLIENT_CONFIG_VARIABLE} is a JSON {type(parsed).__name__}, not an object; {remedy}")
     config = {}

@@ -29,6 +29,7 @@ from sla_pipeline.postgres import journal, preconditions, schema, set_aside, tic
 from sla_pipeline.postgres.marking import BatchOutcome, mark_batch
 from sla_pipeline.postgres.outbox import PostgresOutbox
 from sla_pipeline.postgres.session import PostgresSettings, translated_errors
+from sla_pipeline.quoting import named
 
 __all__ = [
     "BACKLOG_LIMIT",
@@ -271,13 +272,14 @@ def _mark_one(database: Database, claim: Claim, batch: tuple[str, ...] | list[st
         totals.by_kind[kind] += count
     for bad in outcome.bad:
         log.error(
-            "item failed", extra={**where, "TicketId": bad.ticket_id, "Number": bad.number, "BreachKind": bad.kind, "error": bad.error}
+            "item failed",
+            extra={**where, "TicketId": bad.ticket_id, "Number": named(bad.number), "BreachKind": bad.kind, "error": bad.error},
         )
-        totals.errors.append(f"ticket {bad.number} ({bad.ticket_id}) set aside: {bad.error}")
+        totals.errors.append(f"ticket {named(bad.number)} ({bad.ticket_id}) set aside: {bad.error}")
     for ticket in outcome.remarked:
         log.warning(
             "flag was put back by somebody; marked again without a second event",
-            extra={**where, "TicketId": ticket.id, "Number": ticket.number},
+            extra={**where, "TicketId": ticket.id, "Number": named(ticket.number)},
         )
     totals.remarked += len(outcome.remarked)
     log.info("batch processed", extra={**where, "count": sum(outcome.by_kind.values())})

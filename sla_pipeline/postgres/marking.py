@@ -11,13 +11,14 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import NamedTuple
 
 import psycopg
 from pydantic import ValidationError
 
 from sla_pipeline.breach import Breach, BreachKind, judge
 from sla_pipeline.cycle import OnStep, no_step
-from sla_pipeline.event import TicketSlaBreachedKafkaEvent
+from sla_pipeline.event import event_json
 from sla_pipeline.postgres import set_aside
 from sla_pipeline.postgres.session import DISTANT_PAST
 from sla_pipeline.postgres.tickets import LockedTicket, lock_batch, still_overdue
@@ -26,24 +27,28 @@ __all__ = ["BadRow", "BatchOutcome", "mark_batch"]
 
 log = logging.getLogger(__name__)
 
-# Index: primary keys. Text goes over in binary (%b): as text every quote of every payload is escaped in Python, ten times the cost.
-# All ticket rows are locked by this transaction already, so the relay's row is the last lock that it takes.
+# Index: primary keys. All ticket rows are locked by this transaction already, so the relay's row is the last lock that it takes.
+# Payloads, JSON without a raw line break, go over as the lines of one text: in an array each of their quotes would be escaped, in Python.
 _MARK_AND_RECORD = """
 with marked as (
-    update support.tickets set sla_breached = true, updated_at = %(now_utc)s where id = any(%(marked_ids)s::uuid[]) returning id
+    update support.tickets set sla_breached = true, updated_at = %(now_utc)s where id = any(string_to_array(%(marked_ids)s, ',')::uuid[])
+    returning id, number, first_response_due_at, resolution_due_at
 ), taken as (
     update support.ticket_sla_relay set next_seq = next_seq + %(count)s where id = 1 returning next_seq - %(count)s as base
 ), recorded as (
     insert into support.ticket_sla_breaches (seq, ticket_id, number, kind, due_at, breached_at, correlation_id, payload)
-    select taken.base + position, breach.ticket_id, breach.number, breach.kind, breach.due_at, %(now_utc)s, %(run_id)s, breach.payload
-    from taken, unnest(%(ids)s::uuid[], %(numbers)b::text[], %(kinds)b::text[], %(due_ats)b::timestamptz[], %(payloads)b::text[])
-        with ordinality as breach (ticket_id, number, kind, due_at, payload, position)
+    select taken.base + position, id, number, kind,
+        case kind when 'FirstResponse' then first_response_due_at else resolution_due_at end, %(now_utc)s, %(run_id)s, payload
+    from taken, marked join unnest(string_to_array(%(ids)s, ',')::uuid[], string_to_array(%(kinds)s, ','), string_to_array(%(payloads)s, E'\\n'))
+        with ordinality as breach (ticket_id, kind, payload, position) on ticket_id = id
     returning seq
 )
 select (select count(*) from marked), (select count(*) from recorded)
 """
 # the same without a record, for tickets whose flag was put back after their event had been recorded
-_MARK_AGAIN = "update support.tickets set sla_breached = true, updated_at = %(now_utc)s where id = any(%(marked_ids)s::uuid[])"
+_MARK_AGAIN = (
+    "update support.tickets set sla_breached = true, updated_at = %(now_utc)s where id = any(string_to_array(%(marked_ids)s, ',')::uuid[])"
+)
 
 # SQLSTATEs and their classes that say nothing of a row: server, session, resources, locks and time-outs, rights, missing objects. With any
 # other, a constraint or a trigger of the support service (which may raise a code of its own) objects to some row.
@@ -71,8 +76,7 @@ class BatchOutcome:
     held_by_others: list[str] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
+class _Found(NamedTuple):
     ticket: LockedTicket
     breach: Breach
     payload: str
@@ -128,7 +132,7 @@ def _event_of(ticket: LockedTicket, now_utc: datetime) -> _Found | BadRow:
     if breach.due_at == DISTANT_PAST:
         return BadRow(ticket.id, ticket.number, breach.kind, "the deadline is not a date between the years 1 and 9999")
     try:
-        event = TicketSlaBreachedKafkaEvent.of(
+        payload = event_json(
             breach,
             ticket_id=ticket.id,
             number=ticket.number,
@@ -142,7 +146,7 @@ def _event_of(ticket: LockedTicket, now_utc: datetime) -> _Found | BadRow:
     except ValidationError as error:
         faults = "; ".join(f"{fault['loc'][0] if fault['loc'] else 'event'}: {fault['msg']}" for fault in error.errors(include_input=False))
         return BadRow(ticket.id, ticket.number, breach.kind, f"the event cannot be built: {faults}")
-    return _Found(ticket, breach, event.to_json())
+    return _Found(ticket, breach, payload)
 
 
 def _write(connection: psycopg.Connection, found: list[_Found], *, now_utc: datetime, run_id: str, outcome: BatchOutcome) -> list[_Found]:
@@ -176,7 +180,7 @@ def _write(connection: psycopg.Connection, found: list[_Found], *, now_utc: date
 
 def _write_rows(connection: psycopg.Connection, found: list[_Found], *, now_utc: datetime, run_id: str) -> None:
     fresh = [one for one in found if not one.ticket.recorded]
-    marked_ids = [one.ticket.id for one in found]
+    marked_ids = ",".join(one.ticket.id for one in found)
     if not fresh:
         marked_count = connection.execute(_MARK_AGAIN, {"now_utc": now_utc, "marked_ids": marked_ids}).rowcount
     else:
@@ -187,15 +191,13 @@ def _write_rows(connection: psycopg.Connection, found: list[_Found], *, now_utc:
                 "run_id": run_id,
                 "count": len(fresh),
                 "marked_ids": marked_ids,
-                "ids": [one.ticket.id for one in fresh],
-                "numbers": [one.ticket.number for one in fresh],
-                "kinds": [one.breach.kind.value for one in fresh],
-                "due_ats": [one.breach.due_at for one in fresh],
-                "payloads": [one.payload for one in fresh],
+                "ids": ",".join(one.ticket.id for one in fresh),
+                "kinds": ",".join(one.breach.kind.value for one in fresh),
+                "payloads": "\n".join(one.payload for one in fresh),
             },
         ).fetchone()
         marked_count, recorded_count = row or (0, 0)
-        if recorded_count != len(fresh):
+        if marked_count == len(found) and recorded_count != len(fresh):
             raise RuntimeError(f"{recorded_count} of {len(fresh)} breach records were written; is there a row in support.ticket_sla_relay?")
     if marked_count != len(found):
         raise _RowUnchanged

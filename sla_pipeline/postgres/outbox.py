@@ -5,6 +5,7 @@ not: writing of records (``marking.py``).
 """
 
 from types import TracebackType
+from typing import Self
 
 from psycopg.rows import args_row
 
@@ -46,7 +47,7 @@ class PostgresOutbox:
         self._settings = settings
         self._connection = settings.connect(purpose="relay", idle_session_timeout_ms=_IDLE_SESSION_TIMEOUT_MS)
 
-    def __enter__(self) -> "PostgresOutbox":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

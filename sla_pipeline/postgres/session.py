@@ -18,6 +18,7 @@ from psycopg.types.datetime import TimestamptzLoader
 from psycopg.types.string import TextLoader
 
 from sla_pipeline.errors import ConfigurationError, DatabaseBusy, DatabaseError, DatabaseUnavailable
+from sla_pipeline.quoting import named, quoted
 
 __all__ = [
     "DISTANT_FUTURE",
@@ -85,12 +86,20 @@ class PostgresSettings:
         if not self.url.startswith(("postgresql://", "postgres://")):
             raise ConfigurationError(f"{POSTGRES_URL} is not a URL of Postgres; write postgresql://USER:PASSWORD@HOST:PORT/DATABASE")
         try:
-            conninfo_to_dict(self.url)
-        except psycopg.ProgrammingError:
+            parts = conninfo_to_dict(self.url)
+            for host in str(parts.get("host") or "").split(","):
+                # as the driver does with a name, to look it up
+                host.encode("idna" if not host.startswith("/") else "utf8")
+            # the driver would cut the URL off at a NUL
+            readable = "\0" not in self.url
+        except (psycopg.ProgrammingError, UnicodeError):
+            # bytes that are not UTF-8, in the variable itself or percent-encoded, are an error of Python's
+            readable = False
+        if not readable:
             # the driver's own text may repeat the password
             raise ConfigurationError(
                 f"{POSTGRES_URL} cannot be parsed; write postgresql://USER:PASSWORD@HOST:PORT/DATABASE, special characters percent-encoded"
-            ) from None
+            )
 
     @classmethod
     def from_environment(cls) -> "PostgresSettings":
@@ -107,8 +116,9 @@ class PostgresSettings:
         """Server, database and user, for messages: never the password."""
         parts = conninfo_to_dict(self.url)
         return (
-            f"database {parts.get('dbname', '(default)')!r} at {parts.get('host', 'localhost')}:{parts.get('port', 5432)}"
-            f" as user {parts.get('user', '(default)')!r}"
+            f"database {quoted(parts.get('dbname', '(default)'))}"
+            f" at {named(str(parts.get('host', 'localhost')))}:{named(str(parts.get('port', 5432)))}"
+            f" as user {quoted(parts.get('user', '(default)'))}"
         )
 
     @contextlib.contextmanager

@@ -11,17 +11,15 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from sla_pipeline.embedded import embedded_kafka, embedded_postgres
 from sla_pipeline_tests.chaos.broken import Build
-from sla_pipeline_tests.chaos.conductor import Outcome, run
+from sla_pipeline_tests.chaos.conductor import run
 from sla_pipeline_tests.chaos.disruptions import Scenario
 from sla_pipeline_tests.chaos.outages import Servers
+from sla_pipeline_tests.chaos.report import as_json, as_table
 
 console = Console(stderr=True, highlight=False, soft_wrap=True)
-
-FAULTS = ("duplicates", "losses", "false_breaches", "missed", "order_inversions", "unrecorded", "altered", "strays", "sequence gaps")
 
 
 def main(
@@ -58,45 +56,6 @@ def main(
         console.print(f"{count} times: {told}")
     console.print(f"written to {output}; history in {folder}")
     raise typer.Exit(0 if outcome.clean else 1)
-
-
-def as_json(outcome: Outcome) -> dict[str, object]:
-    """The outcome for machines."""
-    chronicle, findings = outcome.chronicle, outcome.findings
-    return {
-        "clean": outcome.clean,
-        "seed": outcome.scenario.seed,
-        "seconds": round(outcome.seconds, 1),
-        "build": outcome.scenario.build.value,
-        "kills": chronicle.kills.total(),
-        "kills_by_moment": dict(sorted(chronicle.kills.items())),
-        "restarts": dict(sorted(chronicle.restarts.items())),
-        "freezes": chronicle.freezes.total(),
-        "freezes_by_moment": dict(sorted(chronicle.freezes.items())),
-        "encounters": chronicle.encounters,
-        "cuts": chronicle.cuts,
-        "tickets": outcome.ticket_count,
-        "changes": outcome.change_count,
-        "breaches": findings.breaches,
-        "events": findings.events,
-        **{fault.replace(" ", "_"): findings.faults[fault] for fault in FAULTS},
-        "drained": outcome.drained,
-        "cycles": dict(sorted(chronicle.cycles.items())),
-        "unexpected_errors": dict(chronicle.unexpected),
-        "longest_recovery_s": round(chronicle.longest_recovery_s, 2),
-        "longest_recovery_after": chronicle.slowest_to_recover,
-    }
-
-
-def as_table(outcome: Outcome) -> Table:
-    """The outcome for people."""
-    table = Table("", "", title=f"chaos, seed {outcome.scenario.seed}", show_header=False)
-    for name, value in as_json(outcome).items():
-        told = ", ".join(f"{key} {count}" for key, count in value.items()) if isinstance(value, dict) else str(value)
-        bad = (name in {fault.replace(" ", "_") for fault in FAULTS} and value) or (name == "unexpected_errors" and value)
-        table.add_row(name.replace("_", " "), told or "none", style="bold red" if bad or value is False else None)
-    table.caption = "clean" if outcome.clean else "NOT clean"
-    return table
 
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)

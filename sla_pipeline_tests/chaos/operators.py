@@ -22,7 +22,7 @@ from psycopg.rows import args_row
 from sla_pipeline_tests.chaos.ledger import Ledger, Version
 from sla_pipeline_tests.chaos.stock import Stock
 
-__all__ = ["Holder", "Operator"]
+__all__ = ["Holder", "Operator", "close_what_is_not_due"]
 
 _VERSION = "status, first_response_due_at, first_response_at, resolution_due_at, resolved_at, sla_breached"
 _LOOK = f"select {_VERSION} from support.tickets where id = %s"
@@ -30,6 +30,7 @@ _LOOK = f"select {_VERSION} from support.tickets where id = %s"
 _LOOK_AGAIN = f"{_LOOK} for update"
 _OPEN = "select xmin::text from support.tickets where id = %s"
 _HOLD = "select id from support.tickets where id = any(%s::uuid[]) for update skip locked"
+_CLOSE = f"update support.tickets set status = 'Closed' where id = any(%s::uuid[]) and not sla_breached returning id::text, {_VERSION}"
 # a row that somebody holds is left for later
 _OPTIONS = "-c lock_timeout=500 -c statement_timeout=10000 -c timezone=UTC"
 _RECONNECT_SECONDS = 0.2
@@ -164,6 +165,15 @@ class Operator(_Support):
         if row is not None and row.says_the_same(self._ledger[ticket_id].last):
             return False
         raise RuntimeError(f"ticket {ticket_id} is {row}: neither {saved} nor {self._ledger[ticket_id].last}")
+
+
+def close_what_is_not_due(owner_url: str, stock: Stock, ledger: Ledger) -> None:
+    """The end of the working day: tickets that are not due yet are closed. No other operator may be at work."""
+    later = stock.ids[bisect.bisect(stock.due_ats, datetime.now(UTC)) :]
+    with psycopg.connect(owner_url) as connection:
+        rows = connection.execute(_CLOSE, (later,)).fetchall()
+    for ticket_id, *version in rows:
+        ledger.commit(ticket_id, Version(*version))
 
 
 def _changes(rng: random.Random, ticket: Version, now: datetime) -> Changes:

@@ -10,19 +10,16 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
 
-from sla_pipeline_tests.chaos.chronicle import Chronicle
 from sla_pipeline_tests.chaos.disruptions import Freeze, Kill
+from sla_pipeline_tests.chaos.stage import Stage
 from sla_pipeline_tests.chaos.worker import Answer, Contract, Report, work
 
-__all__ = ["Seat", "Stage"]
+__all__ = ["Seat"]
 
-# a step that is not reached in this time is not waited for: the kill meets the worker where it is
-_ARMED_SECONDS = 5.0
 # how long a successor is held while the zombie that it replaces does what it still can
 _HELD_SECONDS = 3.0
 _JOIN_SECONDS = 30.0
@@ -31,34 +28,6 @@ _JOIN_SECONDS = 30.0
 _processes = multiprocessing.get_context("forkserver")
 _processes.set_forkserver_preload(["__main__", "sla_pipeline_tests.chaos.worker"])
 _starting = threading.Lock()
-
-
-@dataclass(slots=True)
-class Encounter:
-    """A frozen worker waits for its successor to reach a step, and the successor for what the frozen one does next."""
-
-    zombie: int
-    until: str
-    opens_at: float
-    visitor: int | None = None
-    over: bool = False
-
-
-@dataclass(slots=True)
-class Stage:
-    """What the seats share. Every field but the first three is guarded by ``changed``."""
-
-    chronicle: Chronicle
-    cut_lock_holder: Callable[[], None]
-    changed: threading.Condition = field(default_factory=threading.Condition)
-    encounter: Encounter | None = None
-    long_frozen: int | None = None
-    calm: bool = False
-    """No pauses and no more disruptions."""
-    ending: bool = False
-    """Workers are told to end after their cycle."""
-    aborted: bool = False
-    """Everything ends at once."""
 
 
 class Seat(threading.Thread):
@@ -71,40 +40,17 @@ class Seat(threading.Thread):
         self._stage = stage
         self._rng = rng
         self._process: ForkServerProcess | None = None
-        self._pipe: Connection[Answer, Report] | None = None
-        self._armed: list[tuple[float, Kill | Freeze]] = []
         self._engaged = False
         self._last_step = "start"
         self._killed = False
 
     # --- from other threads ---------------------------------------------------------------------------------------------------------
 
-    def arm(self, order: Kill | Freeze) -> None:
-        """Have ``order`` carried out when its step is reached."""
-        with self._stage.changed:
-            self._armed.append((time.monotonic(), order))
-
-    def may_freeze(self) -> bool:
-        """Whether no freeze is under way or ordered here."""
-        with self._stage.changed:
-            return not self._engaged and not any(isinstance(order, Freeze) for _, order in self._armed)
-
     @property
-    def has_orders(self) -> bool:
-        """Whether an order waits for its step, or a freeze is under way."""
+    def is_engaged(self) -> bool:
+        """Whether the worker is frozen, or takes part in an encounter."""
         with self._stage.changed:
-            return bool(self._armed) or self._engaged
-
-    def kill_late(self) -> None:
-        """Kill where it is for each kill whose step was not reached in time."""
-        with self._stage.changed:
-            # while a server is away most steps cannot be reached
-            latest = time.monotonic() - _ARMED_SECONDS if self._stage.chronicle.seconds_in_order > _ARMED_SECONDS else 0.0
-            late = [entry for entry in self._armed if isinstance(entry[1], Kill) and entry[0] < latest]
-        for entry in late:
-            if self.kill_now():
-                with self._stage.changed:
-                    self._armed.remove(entry)
+            return self._engaged
 
     def kill_now(self) -> bool:
         """SIGKILL, wherever the worker is. False, and nothing done, while it takes part in an encounter or has just been killed."""
@@ -139,7 +85,7 @@ class Seat(threading.Thread):
                 report = pipe.recv()
                 if report.step is None:
                     self._stage.chronicle.cycle_ended(self.number, report.outcome, report.told)
-                    self._zombie_has_done_its_best()
+                    self._cycle_is_over()
                     self._last_step = "cycle ended"
                     told_to_end = self._stage.ending
                     pipe.send("end" if told_to_end else "go")
@@ -149,7 +95,7 @@ class Seat(threading.Thread):
             pass  # the worker is gone
         finally:
             pipe.close()
-        self._zombie_has_done_its_best()
+        self._cycle_is_over()
         process.join(_JOIN_SECONDS)
         with self._stage.changed:
             if not self._killed and not told_to_end:
@@ -166,45 +112,32 @@ class Seat(threading.Thread):
             process.start()
         theirs.close()
         with self._stage.changed:
-            self._process, self._pipe, self._killed, self._last_step = process, ours, self._stage.aborted, "start"
+            self._process, self._killed, self._last_step = process, False, "start"
+            if self._stage.aborted:
+                self._killed = True
+                process.kill()
         return ours, process
 
     def _at_step(self, process: ForkServerProcess, pipe: "Connection[Answer, Report]", step: str) -> None:
         self._last_step = step
         self._stage.chronicle.note("step", seat=self.number, step=step)
         self._be_held(step)
-        match self._order_for(step):
-            case Kill(delay=delay) as order:
-                if delay is not None:
+        with self._stage.changed:
+            order = None if self._engaged else self._stage.take_order(self.number, step)
+            self._engaged = self._engaged or isinstance(order, Freeze)
+        match order:
+            case Kill():
+                if order.delay is not None:
                     pipe.send("go")
-                    time.sleep(delay)
+                    time.sleep(order.delay)
                 with self._stage.changed:
                     if not self._killed:
                         self._kill(process, order.moment)
-            case Freeze() as order:
+            case Freeze():
                 self._freeze(process, pipe, order)
             case None:
                 self._pause()
                 pipe.send("go")
-
-    def _order_for(self, step: str) -> Kill | Freeze | None:
-        stage = self._stage
-        with stage.changed:
-            for entry in self._armed:
-                order = entry[1]
-                if order.step != step or stage.calm:
-                    continue
-                if isinstance(order, Freeze):
-                    if self._engaged or (order.until and stage.encounter) or (order.seconds and stage.long_frozen is not None):
-                        continue
-                    self._engaged = True
-                    if order.seconds:
-                        stage.long_frozen = self.number
-                elif self._engaged:
-                    continue
-                self._armed.remove(entry)
-                return order
-        return None
 
     def _pause(self) -> None:
         """Mostly nothing, sometimes milliseconds, seldom much: wide enough for rivals to come between any two steps."""
@@ -228,68 +161,49 @@ class Seat(threading.Thread):
         if order.delay is not None:
             pipe.send("go")
             time.sleep(order.delay)
-        self._signal(process, signal.SIGSTOP)
+        os.kill(process.ident or 0, signal.SIGSTOP)
         moment = order.step if order.delay is None else f"just after {order.step}"
         stage.chronicle.frozen(self.number, moment, {"seconds": order.seconds, "until": order.until, "cut": order.cut})
         if order.cut:
             stage.cut_lock_holder()
         with stage.changed:
-            if order.until:
-                stage.encounter = Encounter(self.number, order.until, opens_at=time.monotonic() + order.seconds)
-                stage.changed.wait_for(self._is_met, order.patience)
-            else:
+            encounter = stage.encounter if order.until else None
+            if encounter is None:
                 stage.changed.wait_for(lambda: stage.aborted, order.seconds)
-            if stage.encounter is not None and stage.encounter.zombie == self.number and stage.encounter.visitor is None:
-                stage.encounter = None
-                stage.chronicle.note("nobody came", seat=self.number)
-            if order.seconds:
-                stage.long_frozen = None
-        self._signal(process, signal.SIGCONT)
-        stage.chronicle.note("thawed", seat=self.number)
+            else:
+                stage.changed.wait_for(lambda: encounter.visitor is not None or stage.aborted, order.patience)
+                if encounter.visitor is None:
+                    stage.encounter = None
+            stage.long_freeze = stage.long_freeze and not order.seconds
+            # met by its successor, it must not be killed before its cycle has ended
+            self._engaged = stage.encounter is not None and stage.encounter is encounter
+            os.kill(process.ident or 0, signal.SIGCONT)
+            stage.chronicle.note("thawed", seat=self.number, met=self._engaged)
         if order.delay is None:
             pipe.send("go")
-        with stage.changed:
-            if stage.encounter is None or stage.encounter.zombie != self.number:
-                self._engaged = False
-
-    def _is_met(self) -> bool:
-        encounter = self._stage.encounter
-        # in calm there is nothing to wait for but a freeze that is to last
-        timely = encounter is None or time.monotonic() >= encounter.opens_at
-        return self._stage.aborted or (encounter is not None and encounter.visitor is not None) or (self._stage.calm and timely)
-
-    def _signal(self, process: ForkServerProcess, number: signal.Signals) -> None:
-        if process.pid is not None and process.is_alive():
-            os.kill(process.pid, number)
 
     def _be_held(self, step: str) -> None:
         """Wait here when a frozen worker waits for somebody to come to this step."""
         stage = self._stage
         with stage.changed:
             encounter = stage.encounter
-            if (
-                encounter is None
-                or encounter.visitor is not None
-                or encounter.zombie == self.number
-                or encounter.until != step
-                or time.monotonic() < encounter.opens_at
-                or self._engaged
-            ):
+            if encounter is None or self._engaged or not encounter.is_open_for(self.number, step):
                 return
             encounter.visitor = self.number
+            # until its cycle ends: killed before, it would not show what the zombie made it do
             self._engaged = True
             stage.chronicle.encounters += 1
             stage.chronicle.note("encounter", visitor=self.number, zombie=encounter.zombie, step=step)
             stage.changed.notify_all()
-            met = stage.changed.wait_for(lambda: encounter.over or stage.aborted, _HELD_SECONDS)
-            stage.chronicle.note("released", visitor=self.number, zombie_had_ended=met)
-            self._engaged = False
-            stage.encounter = None if stage.encounter is encounter else stage.encounter
+            ended = stage.changed.wait_for(lambda: encounter.over or stage.aborted, _HELD_SECONDS)
+            stage.chronicle.note("released", visitor=self.number, zombie_had_ended=ended)
+            stage.encounter = None
 
-    def _zombie_has_done_its_best(self) -> None:
+    def _cycle_is_over(self) -> None:
+        """A zombie has done its best, a visitor has shown what came of it."""
         stage = self._stage
         with stage.changed:
+            self._engaged = False
             if stage.encounter is not None and stage.encounter.zombie == self.number:
                 stage.encounter.over = True
                 stage.changed.notify_all()
-            self._engaged = False

@@ -78,7 +78,7 @@ def compare(rows: Iterable[Row], records: list[Record], events: Iterable[Receive
     findings = Findings(breaches=len(records))
     by_ticket = {record.ticket_id: record for record in records}
     if [record.seq for record in records] != list(range(1, len(records) + 1)):
-        findings.fault("sequence gaps", f"{len(records)} records, the last is {records[-1].seq}")
+        findings.fault("sequence_gaps", f"{len(records)} records, the last is {records[-1].seq}")
     for row in rows:
         _compare_ticket(row, by_ticket.get(row.ticket_id), ledger, cutoff, findings)
     _compare_events({record.seq: record for record in records}, events, findings)

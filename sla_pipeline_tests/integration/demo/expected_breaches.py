@@ -24,13 +24,9 @@ class ExpectedBreach(NamedTuple):
 
 def expected_breaches(log: Path, until: str | None = None) -> list[ExpectedBreach]:
     """All breaches up to and including ``until``, sorted; times as the log writes them."""
-    lives: dict[str, list[dict[str, str]]] = {}
-    with log.open(newline="") as file:
-        for row in csv.DictReader(file):
-            lives.setdefault(row["number"], []).append(row)
     last = _NEVER if until is None else _minutes(until)
     found = []
-    for number, rows in lives.items():
+    for number, rows in _lives(log).items():
         # (minute, 0 or 1 for the kind, deadline): the first minute counts, and in one minute the first response does
         breach = min(_candidates(rows), default=None)
         if breach is not None and breach[0] <= last:
@@ -39,13 +35,37 @@ def expected_breaches(log: Path, until: str | None = None) -> list[ExpectedBreac
     return sorted(found)
 
 
+def deadlines_moved_later(log: Path, until: str | None = None) -> int:
+    """Of these breaches, those whose ticket has another deadline at the end, since its priority changed after the breach."""
+    last = _NEVER if until is None else _minutes(until)
+    lives = _lives(log)
+    count = 0
+    for breach in expected_breaches(log, until):
+        *_, row = (row for row in lives[breach.number] if _minutes(row["at"]) <= last)
+        count += _text(_deadlines(row)[breach.kind == "Resolution"]) != breach.due_at
+    return count
+
+
+def _lives(log: Path) -> dict[str, list[dict[str, str]]]:
+    lives: dict[str, list[dict[str, str]]] = {}
+    with log.open(newline="") as file:
+        for row in csv.DictReader(file):
+            lives.setdefault(row["number"], []).append(row)
+    return lives
+
+
+def _deadlines(row: dict[str, str]) -> tuple[int, int]:
+    to_answer, to_resolve = _ALLOWED[row["priority"]]
+    return _minutes(row["opened_at"]) + to_answer, _minutes(row["opened_at"]) + to_resolve
+
+
 def _candidates(rows: list[dict[str, str]]) -> Iterator[tuple[int, int, int]]:
     """For each stretch between two rows: the first minute in it, if any, at which each promise would be found broken."""
     starts = [_minutes(row["at"]) for row in rows]
     answered = False
     for row, start, end in zip(rows, starts, [*starts[1:], _NEVER], strict=True):
         answered = answered or row["status"] != "New"
-        to_answer, to_resolve = (_minutes(row["opened_at"]) + minutes for minutes in _ALLOWED[row["priority"]])
+        to_answer, to_resolve = _deadlines(row)
         if not answered and max(start, to_answer + 1) < end:
             yield max(start, to_answer + 1), 0, to_answer
         if row["status"] == "InWork" and max(start, to_resolve + 1) < end:

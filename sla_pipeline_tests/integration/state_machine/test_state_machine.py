@@ -5,34 +5,72 @@ ones instead, and prints how to run a failing one again.
 """
 
 import os
+from collections.abc import Callable, Iterator
+from unittest import mock
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from sla_pipeline.kafka.settings import KafkaSettings
+from sla_pipeline_tests.chaos.broken import Build, install
 from sla_pipeline_tests.integration.state_machine.machine import SlaMonitorMachine
 from sla_pipeline_tests.integration.state_machine.world import World
 
 _EXAMPLES = int(os.environ.get("SLA_TEST_STATE_MACHINE_EXAMPLES", "0"))
+Machine = Callable[[], SlaMonitorMachine]
 
 
-@pytest.mark.timeout(600 + 20 * _EXAMPLES)
-def test_any_order_of_steps_crashes_and_operators(owner_url: str, worker_url: str, kafka_settings: KafkaSettings) -> None:
-    def machine() -> SlaMonitorMachine:
-        return SlaMonitorMachine(lambda: World(owner_url=owner_url, worker_url=worker_url, kafka=kafka_settings))
+@pytest.fixture
+def machine(owner_url: str, worker_url: str, kafka_settings: KafkaSettings) -> Machine:
+    """Makes a machine on an emptied database, with topics of its own."""
+    return lambda: SlaMonitorMachine(lambda: World(owner_url=owner_url, worker_url=worker_url, kafka=kafka_settings))
 
+
+def _run(machine: Machine, *, examples: int, phases: tuple[Phase, ...], derandomize: bool = True) -> None:
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=_EXAMPLES or 20,
-            stateful_step_count=25,
-            derandomize=not _EXAMPLES,
+            max_examples=examples,
+            stateful_step_count=30,
+            derandomize=derandomize,
+            # nothing is remembered from one run to the next
             database=None,
             deadline=None,
             print_blob=True,
-            suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
-            # an example takes seconds: what it did is told step by step, and needs no explanation on top
-            phases=[Phase.generate, Phase.shrink],
+            report_multiple_bugs=False,
+            suppress_health_check=[HealthCheck.too_slow],
+            phases=phases,
         ),
     )
+
+
+# an example takes seconds, and many more when it is being shortened
+@pytest.mark.timeout(900 + 30 * _EXAMPLES)
+def test_any_order_of_steps_crashes_and_operators(machine: Machine) -> None:
+    _run(machine, examples=_EXAMPLES or 12, phases=(Phase.generate, Phase.shrink), derandomize=not _EXAMPLES)
+
+
+@pytest.fixture
+def broken_build(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The product, wrong in one way."""
+    install(request.param)
+    yield
+    mock.patch.stopall()
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.usefixtures("broken_build")
+@pytest.mark.parametrize(
+    ("broken_build", "found"),
+    [
+        pytest.param(Build.PLAIN_OUTBOX, "tickets with two events", id="plain outbox"),
+        pytest.param(Build.EARLY_PROGRESS, "tickets with two events", id="position read before the fence"),
+        pytest.param(Build.NO_RECHECK, "marked against the rule", id="no second look at the row"),
+    ],
+    indirect=["broken_build"],
+)
+def test_the_machine_finds_what_is_wrong(machine: Machine, found: str) -> None:
+    """A machine that found nothing in a wrong product would prove nothing of a right one."""
+    with pytest.raises(AssertionError, match=found):
+        _run(machine, examples=30, phases=(Phase.generate,))

@@ -14,8 +14,9 @@ from sla_pipeline.kafka.settings import KafkaSettings
 __all__ = ["SeenEvent", "Witness"]
 
 _PARTITIONS = 2
-_CALL_SECONDS = 20.0
-_DEADLINE_SECONDS = 60.0
+# a busy machine may stall the broker for seconds
+_CALL_SECONDS = 60.0
+_DEADLINE_SECONDS = 120.0
 
 
 class SeenEvent(NamedTuple):
@@ -28,42 +29,74 @@ class SeenEvent(NamedTuple):
 
 
 class Witness:
-    """A read_committed consumer of a topic with ``PARTITIONS`` partitions; ``events`` grows in the order in which they were read."""
+    """A consumer of a topic with ``PARTITIONS`` partitions, which believes committed events only.
+
+    A broker acknowledges a commit before it has told every partition of it, so for some milliseconds a part of a transaction may be seen;
+    hence both looks wait, with a deadline, for what must become true.
+    """
 
     PARTITIONS = _PARTITIONS
 
     def __init__(self, settings: KafkaSettings) -> None:
         self._topic = settings.topic
-        self._consumer = Consumer(
+        self._believing = self._open(settings, "read_committed")
+        # told the true end of a partition, open transactions included
+        self._all_knowing = self._open(settings, "read_uncommitted")
+        self._believing.assign([TopicPartition(self._topic, partition, 0) for partition in range(_PARTITIONS)])
+        self._read_up_to = dict.fromkeys(range(_PARTITIONS), 0)
+        self._events: list[SeenEvent] = []
+
+    def _open(self, settings: KafkaSettings, isolation_level: str) -> Consumer:
+        consumer = Consumer(
             {
                 "bootstrap.servers": settings.bootstrap_servers,
                 "group.id": f"{settings.topic}.witness",
                 "enable.auto.commit": False,
-                "isolation.level": "read_committed",
+                "isolation.level": isolation_level,
                 "enable.partition.eof": True,
                 "auto.offset.reset": "error",
                 "fetch.wait.max.ms": 5,
             }
         )
-        self._consumer.list_topics(self._topic, timeout=_CALL_SECONDS)
-        self._consumer.assign([TopicPartition(self._topic, partition, 0) for partition in range(_PARTITIONS)])
-        self._read_up_to = dict.fromkeys(range(_PARTITIONS), 0)
-        self.events: list[SeenEvent] = []
+        # without knowing the partitions' leaders it would wait half a second after the assignment
+        consumer.list_topics(self._topic, timeout=_CALL_SECONDS)
+        return consumer
 
-    def look(self) -> list[SeenEvent]:
-        """Everything on the topic that is committed now."""
-        # a read_committed client is told the end of what may be read: an open transaction is not waited for
-        ends = {
-            partition: self._consumer.get_watermark_offsets(TopicPartition(self._topic, partition), timeout=_CALL_SECONDS, cached=False)[1]
-            for partition in range(_PARTITIONS)
-        }
+    def look(self, *, at_least: int) -> list[SeenEvent]:
+        """What is committed now: at least the records up to ``at_least``, and no record without those before it."""
+        give_up = time.monotonic() + _DEADLINE_SECONDS
+        while True:
+            self._read_to(self._ends(self._believing))
+            sequence = {event.seq for event in self._events}
+            if len(sequence) >= at_least and sequence == set(range(1, len(sequence) + 1)):
+                return self._events
+            assert time.monotonic() < give_up, f"on the topic are {sorted(sequence)}, and not at least all up to {at_least}"
+
+    def look_at_all(self) -> list[SeenEvent]:
+        """All that is on the topic, when every transaction on it is decided."""
+        self._read_to(self._ends(self._all_knowing))
+        return self._events
+
+    def _ends(self, consumer: Consumer) -> dict[int, int]:
+        return {partition: self._end(consumer, TopicPartition(self._topic, partition)) for partition in range(_PARTITIONS)}
+
+    def _end(self, consumer: Consumer, partition: TopicPartition) -> int:
+        give_up = time.monotonic() + _DEADLINE_SECONDS
+        while True:
+            try:
+                return int(consumer.get_watermark_offsets(partition, timeout=_CALL_SECONDS, cached=False)[1])
+            except KafkaException:
+                # a stalled broker loses the lead of its partitions for a moment
+                if time.monotonic() > give_up:
+                    raise
+
+    def _read_to(self, ends: dict[int, int]) -> None:
         give_up = time.monotonic() + _DEADLINE_SECONDS
         while any(self._read_up_to[partition] < end for partition, end in ends.items()):
-            assert time.monotonic() < give_up, f"topic {self._topic} could not be read up to {ends}: {self._read_up_to}"
-            message = self._consumer.poll(0.2)
+            assert time.monotonic() < give_up, f"topic {self._topic} could not be read up to {ends}, only to {self._read_up_to}"
+            message = self._believing.poll(0.2)
             if message is not None:
                 self._take(message)
-        return self.events
 
     def _take(self, message: Message) -> None:
         error = message.error()
@@ -79,8 +112,9 @@ class Witness:
         assert seq is not None
         assert key is not None
         assert value is not None
-        self.events.append(SeenEvent(int(seq), partition, key.decode(), value.decode()))
+        self._events.append(SeenEvent(int(seq), partition, key.decode(), value.decode()))
 
     def close(self) -> None:
-        """Ends the consumer."""
-        self._consumer.close()
+        """Ends both consumers."""
+        self._believing.close()
+        self._all_knowing.close()

@@ -109,6 +109,19 @@ def test_an_event_is_compared_with_its_record_part_by_part(event: TopicEvent, ex
         assert [example.seq for example in finding.examples] == [2] * finding.count
 
 
+def test_an_event_that_is_its_record_s_and_no_event_by_the_contract_is_invalid() -> None:
+    broken = TWO._replace(payload=TWO.payload.replace('"High"', '"Urgent"'))
+    tally = audited([ONE, broken], [event_of(ONE), event_of(broken)])
+    assert found(tally) == {Check.RECORD_MALFORMED: 1, Check.EVENT_INVALID: 1}
+    # by the contract it may be an event all the same, only not of what the record's columns say
+    tally = audited([ONE, TWO._replace(number="TCK-9")], [event_of(ONE), event_of(TWO)])
+    assert found(tally) == {Check.RECORD_MALFORMED: 1}
+
+
+def test_a_record_that_was_not_due_is_found() -> None:
+    assert found(audited([ONE._replace(was_due=False)], [event_of(ONE)])) == {Check.RECORD_NOT_DUE: 1}
+
+
 def test_an_event_of_another_ticket_in_a_record_s_place_is_found_by_ticket_too() -> None:
     """The payloads of two events were swapped, keys and headers were not."""
     tally = audited([ONE, TWO], [event_of(ONE, value=TWO.payload.encode()), event_of(TWO, value=ONE.payload.encode())])

@@ -63,6 +63,16 @@ def test_a_system_error_without_a_cause_is_an_unknown_outcome() -> None:
     assert "The transaction's outcome is unknown" in str(ours)
 
 
+def test_a_system_error_without_a_cause_is_explained_by_what_the_client_told_aside() -> None:
+    fenced = ClientError(ClientError._FENCED, "fenced", fatal=True)
+    assert type(translate(SystemError("returned NULL without setting an exception"), scene(reported=fenced))) is PublisherFenced
+
+
+def test_tls_against_a_port_without_it_is_no_outage() -> None:
+    told = ClientError(ClientError._TRANSPORT, "SSL handshake failed: Disconnected: connecting to a PLAINTEXT broker listener?")
+    assert type(translate(KafkaException(ClientError(ClientError._TRANSPORT, "no metadata")), scene(reported=told))) is KafkaError
+
+
 def test_a_fatal_error_may_hold_the_fence_in_its_text_only() -> None:
     reason = "Local: This instance has been fenced by a newer instance"
     assert type(translate(KafkaException(ClientError(ClientError._FATAL, reason)), scene())) is PublisherFenced

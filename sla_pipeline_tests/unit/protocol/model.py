@@ -63,6 +63,8 @@ class Surroundings:
     """How often the progress topic loses its newest record: a broker that loses what it has acknowledged."""
     recoveries: bool = False
     """Whether ``sla-pipeline recover`` may run, at any moment; each time takes one of the takeovers."""
+    expiry_count: int = 0
+    """How many of the oldest events the topic may forget."""
     stable_offset_lags: bool = False
     """A committed record may stay hidden from read_committed clients for a while, even after a fence."""
 
@@ -165,6 +167,8 @@ class Model:
             yield told, world._replace(progress=(), transaction=emptied, harm_count=world.harm_count + 1)
         if not world.progress and newer and (bounds.record_zero_rewritten == "always" or not world.visible):
             yield "migrate: fences, writes the record with sequence 0", world.fenced()._replace(progress=(ZERO,))
+        if world.expired_seq < min(bounds.expiry_count, len(world.visible)):
+            yield f"Kafka: the event of row {world.expired_seq + 1} expires", world._replace(expired_seq=world.expired_seq + 1)
         if world.progress and world.harm_count < bounds.tail_loss_count:
             told = f"Kafka: the progress topic loses its newest record, {world.progress[-1]}"
             yield told, world._replace(progress=world.progress[:-1], harm_count=world.harm_count + 1)

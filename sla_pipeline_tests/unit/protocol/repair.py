@@ -1,31 +1,37 @@
-"""What ``sla_pipeline/kafka/recovery.py`` does, on the model's world: one more process that may run at any moment, beside publishers.
+"""What ``sla-pipeline recover`` does, on the model's world: one more process that may run at any moment, beside publishers.
 
-What belongs here: its three moves, as values. What does not: when they happen (``model.py``). The topic keeps everything here; what recovery
-does when events have expired is not modelled.
+What belongs here: its three moves, as values; what it concludes is asked of ``sla_pipeline.kafka.recovery.judge`` itself. What does not:
+when the moves happen (``model.py``).
 """
 
+from functools import cache
+
+from sla_pipeline.kafka.progress import Progress
+from sla_pipeline.kafka.published import TopicContents
+from sla_pipeline.kafka.recovery import Diagnosis, State, judge
 from sla_pipeline_tests.unit.protocol.world import ZERO, Repair, Row, World
 
 __all__ = ["diagnosed", "mended", "noted"]
 
 
+@cache
+def _diagnosis(events: tuple[Row, ...], rows: tuple[Row, ...], published_seq: int, progress: tuple[Row, ...]) -> Diagnosis:
+    topic = TopicContents({row.seq: str(row) for row in events})
+    from_seq = max(topic.lowest_seq or published_seq, 1)
+    known = {row.seq: str(row) for row in rows if row.seq >= from_seq}
+    newest = Progress.standing_at(progress[-1].seq, str(progress[-1]) if progress[-1].seq else "", "run") if progress else None
+    return judge(topic, known, next_seq=len(rows), published_seq=published_seq, progress=newest)
+
+
 def diagnosed(world: World) -> World | None:
-    """After everybody was fenced, and topic and rows were compared behind the fence; None where recovery says that a person must decide."""
-    published = {row.seq: row for row in world.visible}
-    last = max(published, default=0)
-    common = max((row.seq for row in world.rows if published.get(row.seq) == row), default=0)
-    newest = world.progress[-1] if world.progress else ZERO
-    if common < last:
-        position = last
-    else:
-        position = max(last, world.published_seq)
-        if newest.seq > position and newest in world.rows:
-            position = newest.seq
-    if newest.seq > position or (common == last and position > len(world.rows)):
+    """After everybody was fenced, and topic and rows were compared behind the fence; None where a person must decide by hand."""
+    events = tuple(row for row in world.visible if row.seq > world.expired_seq)
+    found = _diagnosis(events, world.rows, world.published_seq, world.progress[-1:])
+    if found.state is State.UNDECIDABLE:
         return None
+    lost = tuple(row for row in events if row.seq > found.common_seq) if found.state is State.DATABASE_REWOUND else ()
     after = world.fenced()
-    lost = tuple(row for row in world.visible if row.seq > common)
-    return after._replace(repair=Repair(world.era, after.epoch, common, lost, position))
+    return after._replace(repair=Repair(world.era, after.epoch, found.common_seq, lost, found.position))
 
 
 def mended(world: World, repair: Repair) -> World:

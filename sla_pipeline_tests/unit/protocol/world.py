@@ -80,7 +80,9 @@ class World(NamedTuple):
     progress: tuple[Row, ...] = (ZERO,)
     """The committed records of the progress topic; only the newest, unless the surroundings can bring an older one back."""
     visible: tuple[Row, ...] = ()
-    """The events that a read_committed consumer sees."""
+    """The events that a read_committed consumer has seen."""
+    expired_seq: int = 0
+    """Up to here the event topic has forgotten them."""
     harm_count: int = 0
     """How often the progress topic was harmed."""
     passed: Row | None = None

@@ -1,0 +1,131 @@
+"""The deployed schedule, no function call: Dagster's own processes tick, launch and record (SPEC 3.1, 11)."""
+
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import psycopg
+import pytest
+from dagster._core.scheduler.instigation import InstigatorState, ScheduleInstigatorData
+
+from sla_pipeline.breach import BreachKind
+from sla_pipeline_tests.integration.conftest import Events
+from sla_pipeline_tests.integration.dagster.conftest import CHECK
+from sla_pipeline_tests.integration.dagster.deployment import deployment
+from sla_pipeline_tests.integration.kafka.waiting import wait_until
+from sla_pipeline_tests.tickets import HOUR, MINUTE, breached_ids, make_ticket, make_tickets
+
+Support = psycopg.Connection[Any]
+# the processes' start, a tick at the full minute, a run's start: each takes long on a loaded machine
+_PATIENCE_SECONDS = 150.0
+
+pytestmark = pytest.mark.timeout(400)
+
+
+def _overdue(support: Support) -> dict[str, BreachKind]:
+    """One ticket per kind, by the system's clock."""
+    now = datetime.now(UTC)
+    first = make_ticket(support, first_response_due_at=now - MINUTE)
+    second = make_ticket(
+        support,
+        status="InWork",
+        first_response_due_at=now - 3 * HOUR,
+        first_response_at=now - 4 * HOUR,
+        resolution_due_at=now - MINUTE,
+    )
+    return {first: BreachKind.FIRST_RESPONSE, second: BreachKind.RESOLUTION}
+
+
+def _succeeded(instance: dg.DagsterInstance) -> list[dg.DagsterRun]:
+    return list(instance.get_runs(dg.RunsFilter(statuses=[dg.DagsterRunStatus.SUCCESS])))
+
+
+def test_each_kind_end_to_end(support: Support, home: Path, instance: dg.DagsterInstance, events: Events) -> None:
+    kinds = _overdue(support)
+    with deployment(home):
+        wait_until(lambda: bool(_succeeded(instance)), what="a scheduled run to succeed", seconds=_PATIENCE_SECONDS)
+    assert breached_ids(support) == set(kinds)
+    assert {event.ticket_id: event.breach_kind for event in events()} == kinds
+
+    run = _succeeded(instance)[-1]
+    assert run.tags["dagster/schedule_name"] == "ticket_sla_monitor_every_minute"
+    assert run.tags["sla/job"] == "ticket_sla_monitor"
+    (materialized,) = instance.fetch_materializations(CHECK.asset_key, limit=1, ascending=True).records
+    assert materialized.run_id == run.run_id
+    assert materialized.asset_materialization is not None
+    assert materialized.asset_materialization.metadata["processed"].value == 2
+    journal = support.execute(
+        "select run_id, state, processed_count, published_count from support.ticket_sla_cycles order by id"
+    ).fetchone()
+    assert journal == (run.run_id, "succeeded", 2, 2)
+    # the io manager leaves nothing behind
+    assert not [path for path in (home / "storage").rglob("*") if path.is_file() and "result" in path.name]
+
+
+def test_after_a_break_of_an_hour(support: Support, home: Path, instance: dg.DagsterInstance, events: Events) -> None:
+    """The daemon was away for 60 ticks: it makes one run, for the newest, and that takes all."""
+    tickets = make_tickets(support, 60, apart=timedelta(minutes=1), first_response_due_at=datetime.now(UTC) - timedelta(minutes=61))
+    with deployment(home) as deployed:
+        wait_until(lambda: bool(_schedule_states(instance)), what="the daemon to note the schedule", seconds=_PATIENCE_SECONDS)
+        deployed.daemon.stop()
+        _backdate(instance, since=datetime.now(UTC) - timedelta(hours=1))
+        support.execute("update support.tickets set sla_breached = false")
+        before = {run.run_id for run in instance.get_runs()}
+        resumed_at = time.time()
+        deployed.daemon.start()
+        wait_until(lambda: len(_succeeded(instance)) > len(before), what="a run after the break", seconds=_PATIENCE_SECONDS)
+        minutes = time.time() // 60 - resumed_at // 60
+    runs = [run for run in instance.get_runs() if run.run_id not in before]
+    assert 1 <= len(runs) <= 1 + minutes
+    assert breached_ids(support) == set(tickets)
+    assert sorted(event.ticket_id for event in events()) == sorted(tickets)
+
+
+def _schedule_states(instance: dg.DagsterInstance) -> list[InstigatorState]:
+    return list(instance.all_instigator_state())
+
+
+def _backdate(instance: dg.DagsterInstance, *, since: datetime) -> None:
+    """Makes the schedule one that runs since then and has not ticked: what Dagster's storage holds after the daemon was away."""
+    (state,) = _schedule_states(instance)
+    instance.purge_ticks(state.instigator_origin_id, state.selector_id, before=time.time() + 60)
+    data = state.instigator_data
+    assert isinstance(data, ScheduleInstigatorData)
+    instance.update_instigator_state(state.with_data(ScheduleInstigatorData(data.cron_schedule, since.timestamp())))
+
+
+def test_journal_of_a_killed_cycle(support: Support, home: Path, instance: dg.DagsterInstance, events: Events) -> None:
+    """SIGKILL to the run's process in the middle of a batch: no stuck run holds back the next tick."""
+    kinds = _overdue(support)
+    support.execute("create function support.wait() returns trigger language plpgsql as $$ begin perform pg_sleep(12); return new; end $$")
+    support.execute("create trigger wait before update on support.tickets for each row execute function support.wait()")
+    with deployment(home) as deployed:
+        wait_until(lambda: bool(_marking_ports(support)), what="a scheduled run to be inside a batch", seconds=_PATIENCE_SECONDS)
+        (port,) = _marking_ports(support)
+        deployed.process_connected_from(port).kill()
+        killed_at = datetime.now(UTC)
+        wait_until(lambda: not _marking_ports(support), what="the server to end the dead session")
+        support.execute("drop trigger wait on support.tickets")
+        wait_until(lambda: bool(_succeeded(instance)), what="the next tick's run to succeed", seconds=_PATIENCE_SECONDS)
+
+    dead, *_ = sorted(instance.get_run_records(), key=lambda record: record.create_timestamp)
+    assert dead.dagster_run.status is dg.DagsterRunStatus.FAILURE
+    rows = support.execute("select run_id, state, started_at, error from support.ticket_sla_cycles order by id").fetchall()
+    assert rows[0][:2] == (dead.dagster_run.run_id, "abandoned")
+    assert rows[0][3] == "the process ended without a word"
+    assert rows[1][1] == "succeeded"
+    # one period, and the time that a run needs to start
+    assert rows[1][2] - killed_at < timedelta(seconds=100)
+    assert breached_ids(support) == set(kinds)
+    assert {event.ticket_id: event.breach_kind for event in events()} == kinds
+
+
+def _marking_ports(support: Support) -> list[int]:
+    """Client ports of the cycles that are waiting in the trigger."""
+    rows = support.execute(
+        "select client_port from pg_stat_activity where datname = current_database()"
+        " and application_name = 'ticket-sla-monitor cycle' and wait_event = 'PgSleep'"
+    ).fetchall()
+    return [port for (port,) in rows]

@@ -1,0 +1,167 @@
+"""A run of the job: what Dagster is told of a cycle, when it succeeds and when it fails (SPEC 5.7, 9)."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+import dagster as dg
+import psycopg
+import pytest
+
+from sla_pipeline.embedded.ports import free_ports
+from sla_pipeline_tests.integration.conftest import Events
+from sla_pipeline_tests.integration.dagster.conftest import CHECK, launchpad
+from sla_pipeline_tests.tickets import RESOLUTION_OVERDUE, TENANT, breached_ids, make_ticket, make_tickets
+
+Support = psycopg.Connection[Any]
+# long overdue by the system's clock, which the job goes by
+_FIRST_RESPONSE_OVERDUE: dict[str, Any] = {"first_response_due_at": datetime(2026, 1, 1, tzinfo=UTC)}
+_RESOLUTION_OVERDUE = RESOLUTION_OVERDUE | dict.fromkeys(
+    ("first_response_due_at", "first_response_at", "resolution_due_at"), datetime(2026, 1, 1, tzinfo=UTC)
+)
+
+
+def _metadata(metadata: Any) -> dict[str, Any]:
+    return {name: value.value for name, value in metadata.items()}
+
+
+def test_a_cycle_is_a_materialization_with_all_its_numbers(
+    support: Support, job: dg.JobDefinition, ephemeral: dg.DagsterInstance, events: Events
+) -> None:
+    make_tickets(support, 3, **_FIRST_RESPONSE_OVERDUE)
+    make_tickets(support, 2, **_RESOLUTION_OVERDUE)
+    began = datetime.now(UTC).timestamp()
+
+    result = job.execute_in_process(instance=ephemeral)
+
+    (materialization,) = result.asset_materializations_for_node("ticket_sla_cycle.close_cycle")
+    metadata = _metadata(materialization.metadata)
+    durations = [metadata.pop(f"{name}_ms") for name in ("claim", "mark", "publish", "duration")]
+    assert all(duration > 0 for duration in durations)
+    assert durations[3] >= sum(durations[:3])
+    assert began < metadata.pop("now_utc") < datetime.now(UTC).timestamp()
+    assert metadata == {
+        "processed": 5,
+        "processed_FirstResponse": 3,
+        "processed_Resolution": 2,
+        "batches": 1,
+        "published": 5,
+        "lock_skips": 0,
+        "remarked": 0,
+        "errors": 0,
+        "has_more": False,
+        "backlog": 0,
+    }
+    assert support.execute("select run_id, state from support.ticket_sla_cycles").fetchall() == [(result.run_id, "succeeded")]
+    assert support.execute("select distinct correlation_id from support.ticket_sla_breaches").fetchall() == [(result.run_id,)]
+    assert len(events()) == 5
+
+
+def test_the_launchpads_fields_reach_the_cycle(support: Support, job: dg.JobDefinition, ephemeral: dg.DagsterInstance) -> None:
+    ours = [make_ticket(support, first_response_due_at=f"2026-01-01T00:0{minute}:00Z") for minute in range(5)]
+    make_ticket(support, first_response_due_at="2026-01-01T00:00:00Z", tenant_id="bbbbbbbb-0000-4000-8000-000000000002")
+    result = job.execute_in_process(instance=ephemeral, run_config=launchpad(batch_size=2, max_batches_per_cycle=2, tenant_id=TENANT))
+    assert result.success
+    assert breached_ids(support) == set(ours[:4])
+    assert support.execute(
+        "select batch_size, max_batches_per_cycle, tenant_id::text, batch_count from support.ticket_sla_cycles"
+    ).fetchall() == [(2, 2, TENANT, 2)]
+
+
+@pytest.mark.parametrize(("backlog", "passed"), [(100, True), (101, False)])
+def test_the_cycle_records_the_check_in_its_own_run(
+    backlog: int, passed: bool, support: Support, operator: Support, job: dg.JobDefinition, ephemeral: dg.DagsterInstance
+) -> None:
+    make_tickets(support, backlog, **_FIRST_RESPONSE_OVERDUE)
+    operator.execute("select 1 from support.tickets for update")
+    result = job.execute_in_process(instance=ephemeral)
+    assert result.success
+    (evaluation,) = result.get_asset_check_evaluations()
+    assert (evaluation.passed, evaluation.severity) == (passed, dg.AssetCheckSeverity.ERROR)
+    assert _metadata(evaluation.metadata) == {"backlog": backlog, "limit": 100}
+    assert evaluation.description == f"{backlog} tickets are overdue and not marked; more than 100 is too many"
+    record = ephemeral.get_latest_asset_check_evaluation_record(CHECK)
+    assert record is not None
+    assert record.run_id == result.run_id
+
+
+def test_the_check_runs_alone_and_counts_now(support: Support, definitions: dg.Definitions, ephemeral: dg.DagsterInstance) -> None:
+    make_tickets(support, 7, **_FIRST_RESPONSE_OVERDUE)
+    alone = definitions.resolve_implicit_global_asset_job_def().get_subset(asset_check_selection={CHECK}, asset_selection=set())
+    result = alone.execute_in_process(instance=ephemeral)
+    (evaluation,) = result.get_asset_check_evaluations()
+    assert (evaluation.passed, _metadata(evaluation.metadata)) == (True, {"backlog": 7, "limit": 100})
+    assert breached_ids(support) == set()
+    assert ephemeral.get_latest_materialization_event(CHECK.asset_key) is None
+
+
+def test_a_failing_publish_fails_the_run_at_its_end(
+    support: Support, definitions: dg.Definitions, job: dg.JobDefinition, ephemeral: dg.DagsterInstance, events: Events,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Kafka is away: the marks stay, the check is recorded, the run fails, the next run publishes."""
+    tickets = make_tickets(support, 3, **_FIRST_RESPONSE_OVERDUE)
+    (port,) = free_ports(1)
+    with monkeypatch.context() as kafka_away:
+        kafka_away.setenv("SLA_KAFKA_BOOTSTRAP_SERVERS", f"127.0.0.1:{port}")
+        result = job.execute_in_process(instance=ephemeral, raise_on_error=False)
+
+    assert not result.success
+    (failure,) = [event for event in result.all_events if event.is_step_failure]
+    assert failure.step_key == "ticket_sla_cycle.close_cycle"
+    user_failure = failure.step_failure_data.user_failure_data
+    assert user_failure is not None
+    assert user_failure.description is not None
+    assert user_failure.description.startswith(f"publishing failed: Kafka at 127.0.0.1:{port} did not answer as expected while ")
+    assert {name: user_failure.metadata[name].value for name in ("processed", "published", "errors")} == {
+        "processed": 3,
+        "published": 0,
+        "errors": 1,
+    }
+    assert [evaluation.passed for evaluation in result.get_asset_check_evaluations()] == [True]
+    assert ephemeral.get_latest_materialization_event(CHECK.asset_key) is None
+    assert breached_ids(support) == set(tickets)
+
+    assert job.execute_in_process(instance=ephemeral).success
+    assert [event.ticket_id for event in events()] == tickets
+    assert len(list(ephemeral.get_runs())) == 2
+
+
+def test_a_bad_row_fails_the_run_at_its_end_in_words_without_its_values(
+    support: Support, job: dg.JobDefinition, ephemeral: dg.DagsterInstance
+) -> None:
+    good = make_ticket(support, **_FIRST_RESPONSE_OVERDUE)
+    bad = make_ticket(support, **_FIRST_RESPONSE_OVERDUE, priority="anna@example.org", number="BAD-1")
+    with pytest.raises(dg.Failure) as raised:
+        job.execute_in_process(instance=ephemeral)
+    assert raised.value.description == (
+        f"ticket BAD-1 ({bad}) set aside: the event cannot be built: priority: Input should be 'Critical', 'High', 'Normal' or 'Low'"
+    )
+    assert raised.value.allow_retries is False
+    assert breached_ids(support) == {good}
+
+
+def test_a_wrong_database_fails_the_run_at_once_and_once(
+    job: dg.JobDefinition, ephemeral: dg.DagsterInstance, postgres_server_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLA_POSTGRES_URL", postgres_server_url)
+    result = job.execute_in_process(instance=ephemeral, raise_on_error=False)
+    failures = [event for event in result.all_events if event.is_step_failure]
+    assert [event.step_key for event in failures] == ["ticket_sla_cycle.claim_overdue"]
+    assert failures[0].step_failure_data.error is not None
+    assert "is not migrated; run `sla-pipeline migrate` as its owner" in str(failures[0].step_failure_data.error.cause)
+    assert not [event for event in result.all_events if event.event_type is dg.DagsterEventType.STEP_UP_FOR_RETRY]
+
+
+def test_a_missing_variable_is_named(job: dg.JobDefinition, ephemeral: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SLA_POSTGRES_URL")
+    with pytest.raises(Exception, match="SLA_POSTGRES_URL"):
+        job.execute_in_process(instance=ephemeral)
+
+
+def test_no_session_is_left_behind(support: Support, job: dg.JobDefinition, ephemeral: dg.DagsterInstance) -> None:
+    make_tickets(support, 3, **_FIRST_RESPONSE_OVERDUE)
+    job.execute_in_process(instance=ephemeral)
+    left = support.execute(
+        "select application_name from pg_stat_activity where datname = current_database() and application_name like 'ticket-sla-monitor%'"
+    )
+    assert left.fetchall() == []

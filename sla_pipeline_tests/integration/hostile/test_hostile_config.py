@@ -1,0 +1,293 @@
+"""Settings and inputs that mean no good: each is taken rightly or refused in our words, and shows no secret (SPEC 3.2, 4.2, 4.3)."""
+
+import os
+import re
+from typing import Any
+from unittest import mock
+from urllib.parse import quote
+
+import dagster as dg
+import psycopg
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from sla_pipeline.cycle import BATCH_SIZE, MAX_BATCHES_PER_CYCLE, CycleInput, IntegerRange
+from sla_pipeline.errors import ConfigurationError, DatabaseError, DatabaseUnavailable, InputError
+from sla_pipeline.kafka.clients import ClientReports, TransactionalProducer, open_admin, open_consumer
+from sla_pipeline.kafka.settings import KafkaSettings
+from sla_pipeline.monitor.job import ticket_sla_cycle, ticket_sla_monitor
+from sla_pipeline.monitor.resources import KafkaResource, PostgresResource
+from sla_pipeline.postgres.session import PostgresSettings
+from sla_pipeline_tests.integration.hostile.listening import everything_logged
+from sla_pipeline_tests.integration.hostile.odd_values import CANARY, odd_text, odd_values
+from sla_pipeline_tests.tickets import make_ticket, row_versions
+
+Support = psycopg.Connection[Any]
+_UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_LONGEST_MESSAGE = 1_000
+_quick = settings(derandomize=True, database=None, deadline=None, print_blob=True, max_examples=300)
+
+
+def _allowed(value: object, allowed: IntegerRange) -> bool:
+    return type(value) is int and allowed.low <= value <= allowed.high
+
+
+def _assert_told(error: Exception, *words: str) -> None:
+    said = str(error)
+    assert all(word in said for word in words), said
+    assert said.isprintable()
+    assert len(said) < _LONGEST_MESSAGE
+    assert CANARY not in said
+    assert error.__cause__ is None
+    # an exception that was being handled is printed along with ours, secrets and all, unless it is told not to be
+    assert error.__context__ is None or error.__suppress_context__
+
+
+@_quick
+@given(field=st.sampled_from(["batch_size", "max_batches_per_cycle", "tenant_id"]), value=odd_values)
+@example(field="batch_size", value=10**5_000)
+@example(field="tenant_id", value=10**5_000)
+def test_a_cycle_takes_a_value_or_refuses_it_by_name(field: str, value: Any) -> None:
+    try:
+        given_input = CycleInput(**{field: value})
+    except InputError as error:
+        _assert_told(error, f"{field} is ", "it must be a ")
+        assert field == "tenant_id" or not _allowed(value, BATCH_SIZE if field == "batch_size" else MAX_BATCHES_PER_CYCLE)
+        assert field != "tenant_id" or value is not None
+    else:
+        assert _allowed(given_input.batch_size, BATCH_SIZE)
+        assert _allowed(given_input.max_batches_per_cycle, MAX_BATCHES_PER_CYCLE)
+        assert given_input.tenant_id is None or _UUID.fullmatch(given_input.tenant_id)
+
+
+@pytest.mark.timeout(600)
+def test_the_launchpad_takes_a_value_or_touches_nothing(support: Support, worker_url: str, kafka_settings: KafkaSettings) -> None:
+    definitions = dg.Definitions(
+        assets=[ticket_sla_cycle],
+        jobs=[ticket_sla_monitor],
+        resources={
+            "postgres": PostgresResource(url=worker_url),
+            "kafka": KafkaResource(bootstrap_servers=kafka_settings.bootstrap_servers, topic=kafka_settings.topic),
+            "io_manager": dg.mem_io_manager,
+        },
+    )
+    job = definitions.resolve_job_def("ticket_sla_monitor")
+    make_ticket(support, first_response_due_at="2999-01-01T00:00:00Z")
+
+    def written() -> tuple[Any, ...]:
+        cycles = support.execute("select count(*) from support.ticket_sla_cycles").fetchone()
+        assert cycles is not None
+        return row_versions(support), cycles[0]
+
+    @settings(_quick, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
+    @given(field=st.sampled_from(["batch_size", "max_batches_per_cycle", "tenant_id", "now_utc", "batchsize"]), value=odd_values)
+    @example(field="batch_size", value=10**30)
+    @example(field="max_batches_per_cycle", value=200)
+    @example(field="tenant_id", value="'; drop table support.tickets; --")
+    @example(field="tenant_id", value="0a11ce00-0000-4000-8000-000000000001")
+    def check(field: str, value: Any) -> None:
+        rows, cycles = written()
+        config = {"ops": {"ticket_sla_cycle": {"ops": {"claim_overdue": {"config": {field: value}}}}}}
+        with dg.DagsterInstance.ephemeral() as instance:
+            try:
+                assert job.execute_in_process(instance=instance, run_config=config).success
+            except (InputError, dg.DagsterInvalidConfigError) as error:
+                assert field in str(error)
+                taken = 0
+            else:
+                taken = 1
+        assert written() == (rows, cycles + taken)
+        assert taken <= (field not in ("now_utc", "batchsize"))
+
+    check()
+
+
+# what the environment can hold: no NUL; a byte that is not UTF-8 reaches Python as one half of a surrogate pair
+_environment_text = st.one_of(
+    odd_text,
+    st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=60),
+    st.sampled_from(["\udcff", "%ff", "%00", "%", "%zz", "@", ":", "/", "?", "#", "[", "]", ",", "=", "&", "\udc80\udcff"]),
+)
+_secrets = st.tuples(_environment_text, _environment_text).map(lambda around: f"{around[0]}{CANARY}{around[1]}")
+_postgres_urls = st.one_of(
+    _environment_text,
+    st.builds("{}://{}@{}/{}".format, st.sampled_from(["postgresql", "postgres", "mysql", ""]), *[_environment_text] * 3),
+    st.builds("postgresql://worker:{}@db-1/support".format, _secrets),
+    st.builds("postgresql://worker:{}@db-1/support".format, _secrets.map(lambda text: quote(text, errors="surrogateescape"))),
+    st.builds("postgresql://worker:{}@{}:{}/{}".format, st.just(CANARY), *[_environment_text] * 3),
+    st.builds("postgresql://db-1/support?password={}&{}={}".format, st.just(CANARY), *[_environment_text] * 2),
+)
+
+
+@_quick
+@given(url=_postgres_urls)
+@example(url=f"postgresql://worker:{CANARY}%ff@db-1/support")
+@example(url=f"postgresql://worker:{CANARY}\udcff@db-1/support")
+@example(url=f"postgresql://worker:{CANARY}@db..1/support")
+@example(url=f"postgresql://worker:{CANARY}@{'d' * 300}/support")
+def test_the_databases_url_is_taken_or_refused_and_never_shown(url: str) -> None:
+    with mock.patch.dict(os.environ, {"SLA_POSTGRES_URL": url}):
+        try:
+            taken = PostgresSettings.from_environment()
+        except ConfigurationError as error:
+            _assert_told(error, "SLA_POSTGRES_URL ", "postgresql://USER:PASSWORD@HOST:PORT/DATABASE")
+        else:
+            assert taken.url == url
+            assert CANARY not in repr(taken)
+            # a password in the place of another part is shown as that part; only where the URL says password it is one
+            if url.startswith(f"postgresql://worker:{CANARY}@db-1/"):
+                assert CANARY not in taken.place
+            assert taken.place.isprintable()
+
+
+def test_a_url_with_a_nul_is_refused_instead_of_cut_off() -> None:
+    with pytest.raises(ConfigurationError) as raised:
+        PostgresSettings(f"postgresql://worker:{CANARY}\0@db-1/support")
+    _assert_told(raised.value, "SLA_POSTGRES_URL cannot be parsed")
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        *(f"port={port}" for port in ("0", "-1", "abc", "65536", "9" * 30)),
+        *(f"host={host}" for host in ("%2Fnowhere", "a%20b", "nowhere.invalid", "ex%C3%A4mple.invalid")),
+        *(f"dbname={name}" for name in ("d" * 10_240, "support%0aFATAL", "%27%3B--", "%F0%9F%98%80")),
+        "user=%F0%9F%98%80",
+        "options=-c%20nonsense",
+        "sslmode=bogus",
+        "sslmode=require",
+        "service=nowhere",
+        "keepalives=abc",
+        "target_session_attrs=standby",
+        f"password={CANARY}",
+        f"password={CANARY}%0a%00",
+    ],
+)
+def test_a_url_that_leads_nowhere_is_told_in_our_words(query: str, worker_url: str, worker_login: tuple[str, str]) -> None:
+    _, password = worker_login
+    with pytest.raises((ConfigurationError, DatabaseUnavailable, DatabaseError)) as raised:
+        PostgresSettings(f"{worker_url}?{query}").connect(purpose="test")
+    said = str(raised.value)
+    assert "SLA_POSTGRES_URL" in said
+    assert said.isprintable()
+    assert len(said) < _LONGEST_MESSAGE
+    assert CANARY not in said
+    assert password not in said
+
+
+@pytest.mark.parametrize(
+    "query", ["connect_timeout=-1", "connect_timeout=abc", "options=-c%20statement_timeout%3D0", "client_encoding=klingon"]
+)
+def test_a_url_cannot_undo_what_the_job_relies_on(query: str, worker_url: str) -> None:
+    with PostgresSettings(f"{worker_url}?{query}").connect(purpose="test") as connection:
+        assert connection.execute("show statement_timeout").fetchone() == ("15s",)
+        assert connection.info.encoding == "utf-8"
+
+
+_kafka_environment = st.fixed_dictionaries(
+    {"SLA_KAFKA_BOOTSTRAP_SERVERS": st.one_of(_environment_text, st.just("kafka-1:9092"))},
+    optional={
+        "SLA_KAFKA_TOPIC": _environment_text,
+        "SLA_KAFKA_CLIENT_CONFIG": st.one_of(
+            _environment_text,
+            st.recursive(odd_values.filter(lambda value: isinstance(value, str | float | bool | None)), st.lists, max_leaves=5).map(repr),
+            st.builds('{{"sasl.password": "{}{}'.format, st.just(CANARY), _environment_text),
+            st.builds(
+                '{{"{}": {}}}'.format, _environment_text, st.sampled_from(["1", '"x"', "true", "null", "[]", "1e999", "NaN", "9" * 5_000])
+            ),
+        ),
+    },
+)
+
+
+@_quick
+@given(environment=_kafka_environment)
+@example(environment={"SLA_KAFKA_BOOTSTRAP_SERVERS": "k:9092", "SLA_KAFKA_CLIENT_CONFIG": "[" * 100_000})
+@example(environment={"SLA_KAFKA_BOOTSTRAP_SERVERS": "k:9092", "SLA_KAFKA_CLIENT_CONFIG": '{"a": ' + "9" * 5_000 + "}"})
+@example(environment={"SLA_KAFKA_BOOTSTRAP_SERVERS": "k:9092", "SLA_KAFKA_CLIENT_CONFIG": '{"batch.size": "' + "9" * 5_000 + '"}'})
+@example(environment={"SLA_KAFKA_BOOTSTRAP_SERVERS": "k\udcff:9092"})
+@example(environment={"SLA_KAFKA_BOOTSTRAP_SERVERS": "k:٩٠٩٢"})
+def test_kafkas_settings_are_taken_or_refused_by_the_variables_name(environment: dict[str, str]) -> None:
+    try:
+        taken = KafkaSettings.from_environment(environment)
+    except ConfigurationError as error:
+        _assert_told(error, "SLA_KAFKA_")
+    else:
+        assert re.fullmatch(r"[A-Za-z0-9._-]{1,200}", taken.topic)
+        assert taken.bootstrap_servers.isascii()
+        assert CANARY not in repr(taken)
+
+
+_CLIENT_SETTINGS = [
+    "batch.size",
+    "broker.address.family",
+    "client.id",
+    "compression.type",
+    "debug",
+    "https.ca.pem",
+    "linger.ms",
+    "message.max.bytes",
+    "metadata.max.age.ms",
+    "plugin.library.paths",
+    "queue.buffering.max.kbytes",
+    "queue.buffering.max.messages",
+    "sasl.jaas.config",
+    "sasl.kerberos.service.name",
+    "sasl.mechanisms",
+    "sasl.oauthbearer.config",
+    "sasl.password",
+    "sasl.username",
+    "security.protocol",
+    "socket.timeout.ms",
+    "ssl.ca.location",
+    "ssl.ca.pem",
+    "ssl.certificate.pem",
+    "ssl.cipher.suites",
+    "ssl.key.password",
+    "ssl.key.pem",
+    "ssl.keystore.location",
+    "",
+    "no.such.setting",
+    "Transactional.Id",
+    "topic.acks",
+]
+_client_values = st.one_of(
+    odd_text,
+    st.integers().map(str),
+    st.sampled_from(
+        ["true", "SSL", "SASL_SSL", "SASL_PLAINTEXT", "PLAIN", "OAUTHBEARER", "SCRAM-SHA-512", "lz4", "inf", "nan", "1e9", "4294967297"]
+    ),
+    st.sampled_from(["a\0b", "\ud800", f"-----BEGIN CERTIFICATE-----\n{CANARY}\n-----END CERTIFICATE-----"]),
+    st.just(CANARY),
+)
+
+
+@pytest.mark.timeout(600)
+@settings(_quick, max_examples=150, suppress_health_check=[HealthCheck.too_slow])
+@given(client_config=st.dictionaries(st.one_of(st.sampled_from(_CLIENT_SETTINGS), odd_text), _client_values, max_size=3))
+@example(client_config={"\ud800": "x"})
+@example(client_config={"sasl.password": f"{CANARY}\0"})
+@example(client_config={"sasl.password": f"{CANARY}\ud800"})
+@example(client_config={"queue.buffering.max.kbytes": "4294967297"})
+@example(client_config={"security.protocol": "SSL", "ssl.key.pem": CANARY})
+def test_a_client_is_made_of_further_settings_or_they_are_refused(client_config: dict[str, str]) -> None:
+    """Nothing listens on the port: a client that is made has no time to say more than that."""
+    secret = any(
+        CANARY in value for name, value in client_config.items() if any(word in name for word in ("password", "pem", "jaas", "config"))
+    )
+    with everything_logged() as logged:
+        try:
+            settings_ = KafkaSettings("127.0.0.1:1", client_config=client_config)
+            reports = ClientReports()
+            TransactionalProducer(settings_).drop()
+            open_admin(settings_, reports)
+            open_consumer(settings_, reports, isolation_level="read_committed").close()
+        except ConfigurationError as error:
+            assert "SLA_KAFKA_CLIENT_CONFIG" in str(error)
+            if secret:
+                assert CANARY not in str(error)
+        else:
+            assert CANARY not in repr(settings_)
+    if secret:
+        assert not any(CANARY in line for line in logged)

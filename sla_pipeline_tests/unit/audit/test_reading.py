@@ -1,0 +1,28 @@
+"""What an error of Kafka means to whoever runs the audit."""
+
+import pytest
+from confluent_kafka import KafkaError as ClientError
+
+from sla_pipeline.audit.reading import our_error
+from sla_pipeline.errors import KafkaError, KafkaUnavailable, SlaPipelineError
+from sla_pipeline.kafka.settings import KafkaSettings
+
+SETTINGS = KafkaSettings("kafka-1:9092", topic="breaches", client_config={"sasl.password": "hush-hush"})
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "words"),
+    [
+        (ClientError.UNKNOWN_TOPIC_OR_PART, KafkaError, "topic breaches does not exist on Kafka at kafka-1:9092"),
+        (ClientError.TOPIC_AUTHORIZATION_FAILED, KafkaError, "needs Read and Describe on topics breaches and breaches.relay-progress"),
+        (ClientError._AUTHENTICATION, KafkaError, "check SLA_KAFKA_CLIENT_CONFIG"),
+        (ClientError.OFFSET_OUT_OF_RANGE, KafkaError, "expired while they were being read"),
+        (ClientError._TRANSPORT, KafkaUnavailable, "did not answer as expected while topic breaches was being read"),
+        (ClientError._TIMED_OUT, KafkaUnavailable, "run the audit again"),
+    ],
+)
+def test_an_error_is_told_by_what_there_is_to_do(code: int, kind: type[SlaPipelineError], words: str) -> None:
+    error = our_error(ClientError(code, "it says hush-hush"), SETTINGS, "breaches")
+    assert type(error) is kind
+    assert words in str(error)
+    assert "hush-hush" not in str(error)
