@@ -38,8 +38,8 @@ chaos: install ## kills and freezes everything while tickets are marked, then co
 	@$(BIN)/python -m sla_pipeline_tests.chaos \
 	    $(call option,KILLS,--kills) $(call option,TICKETS,--tickets) $(call option,SECONDS,--seconds) $(call option,SEED,--seed)
 
-replay: install ## the long replay of the incident log
-	@$(PYTEST) -m replay
+replay: install ## the replay of the whole incident log; `make test` replays a part of it
+	@SLA_REPLAY_FULL=1 $(PYTEST) sla_pipeline_tests/integration/demo/test_replay.py
 
 lock: ## for maintainers: writes requirements.lock anew, for all platforms, with hashes; LOCK_OPTIONS=--upgrade moves pins; needs uv
 	$(UV) pip compile --universal --generate-hashes --no-header --no-emit-index-url --extra demo --extra test \

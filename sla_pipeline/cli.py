@@ -251,6 +251,8 @@ def replay(
     else:
         print(result.as_csv(), end="")  # noqa: T201  a file's content, not a message
     err.print(result.summary())
+    if not result.agree:
+        raise typer.Exit(_EXIT_FAILED)
 
 
 @app.command(epilog=_EPILOG)
@@ -261,19 +263,18 @@ def demo(
     ] = None,
 ) -> None:
     """Run everything here: PostgreSQL, Kafka, Dagster and ticket traffic on top of real tickets. Ctrl-C stops all of it."""
+    from sla_pipeline.audit.report import as_table  # noqa: PLC0415
     from sla_pipeline.demo.stage import run_demo  # noqa: PLC0415
 
-    comparison = None
     with _interrupted_by_any_signal():
         try:
-            comparison = run_demo(state.resolve(), cycles=cycles, say=out.print)
+            report = run_demo(state.resolve(), cycles=cycles, say=out.print)
         except KeyboardInterrupt:
             out.print("stopped")
             return
-    if comparison is not None:
-        out.print(comparison.as_table())
-        if not comparison.agree:
-            raise typer.Exit(_EXIT_FAILED)
+    out.print(as_table(report))
+    if not report.clean:
+        raise typer.Exit(_EXIT_FAILED)
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """The demo's stage: PostgreSQL, Kafka, Dagster's three processes and ticket traffic, up together and down together.
 
 What belongs here: order of start and stop, what is printed. What does not: the services themselves (``embedded/``), what the tickets
-do (``traffic.py``), whether all agree in the end (``comparison.py``).
+do (``traffic.py``), whether all agree in the end (``audit/``).
 
 Dagster runs as code server, webserver and daemon on the production ``dagster.yaml``. It stops before the servers do, or its processes
 would knock at a closed database for a minute.
@@ -25,7 +25,8 @@ import dagster as dg
 import psycopg
 from dagster_graphql import DagsterGraphQLClient
 
-from sla_pipeline.demo.comparison import Comparison, compare
+from sla_pipeline.audit.findings import AuditReport
+from sla_pipeline.audit.verify import verify
 from sla_pipeline.demo.incident_log import read_log
 from sla_pipeline.demo.traffic import Traffic, load_stock
 from sla_pipeline.demo.worker_login import worker_login
@@ -36,7 +37,7 @@ from sla_pipeline.errors import InputError
 from sla_pipeline.kafka.settings import BOOTSTRAP_SERVERS_VARIABLE, KafkaSettings
 from sla_pipeline.kafka.topics import create_topics
 from sla_pipeline.postgres.migrate import upgrade
-from sla_pipeline.postgres.session import POSTGRES_URL
+from sla_pipeline.postgres.session import POSTGRES_URL, PostgresSettings
 
 __all__ = ["run_demo"]
 
@@ -90,7 +91,7 @@ class _Cycle(NamedTuple):
         )
 
 
-def run_demo(state: Path, *, cycles: int | None, say: Say) -> Comparison | None:
+def run_demo(state: Path, *, cycles: int | None, say: Say) -> AuditReport:
     """Run everything until interrupted; with ``cycles``, until so many scheduled cycles have ended, and compare then.
 
     ``state`` keeps the data from run to run; one demo at a time may use it. ``say`` prints a line. Raises ``ServiceError`` when a process
@@ -105,13 +106,15 @@ def run_demo(state: Path, *, cycles: int | None, say: Say) -> Comparison | None:
         watch = _Watch(servers.owner_url)
         with ExitStack() as play:
             children, instance, first_run = _start_dagster(state, dagster_yaml, servers, play, say)
-            play.enter_context(_traffic(servers.owner_url))
+            traffic = play.enter_context(_traffic(servers.owner_url))
             patience_seconds = cycles * _SECONDS_PER_CYCLE if cycles else math.inf
             deadline = time.monotonic() + patience_seconds
             scheduled = 0
             while cycles is None or scheduled < cycles:
                 for child in children:
                     child.check()
+                if not traffic.is_alive():
+                    raise ServiceError("the ticket traffic has ended by itself; its error is above")
                 for cycle in watch.finished():
                     by_schedule = cycle.run_id != first_run and _is_scheduled(instance, cycle.run_id)
                     scheduled += by_schedule
@@ -122,7 +125,7 @@ def run_demo(state: Path, *, cycles: int | None, say: Say) -> Comparison | None:
                     )
                 time.sleep(_POLL_SECONDS)
         say("traffic and Dagster are stopped; comparing tickets, breach records and events")
-        return compare(servers.owner_url, servers.kafka)
+        return verify(PostgresSettings(servers.worker_url), servers.kafka, now_utc=datetime.now(UTC))
 
 
 def _start_servers(state: Path, up: ExitStack, say: Say) -> _Servers:
@@ -200,12 +203,12 @@ def _web_port() -> int:
 
 
 @contextmanager
-def _traffic(owner_url: str) -> Iterator[None]:
+def _traffic(owner_url: str) -> Iterator[threading.Thread]:
     stop = threading.Event()
     thread = threading.Thread(target=Traffic(owner_url).run, args=(stop,), name="ticket traffic", daemon=True)
     thread.start()
     try:
-        yield
+        yield thread
     finally:
         stop.set()
         thread.join()

@@ -106,7 +106,9 @@ class Service:
         Raises ``ServiceError`` when they stay, when the service is running already, or when the command cannot be run.
         """
         if self._process is not None:
-            raise ServiceError(f"{self.name} is already running, as process {self._process.pid}")
+            if self._process.poll() is None:
+                raise ServiceError(f"{self.name} is already running, as process {self._process.pid}")
+            self._bury(self._process)
         with self._inheritable_lock() as lock, self.log.open("ab") as out:
             try:
                 self._process = subprocess.Popen(

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from sla_pipeline.errors import ConfigurationError
 from sla_pipeline.event import EVENT_TOPIC
+from sla_pipeline.quoting import quoted
 
 __all__ = [
     "BOOTSTRAP_SERVERS_VARIABLE",
@@ -127,20 +128,20 @@ class KafkaSettings:
             found = _SERVER.fullmatch(server)
             if not found or not 0 < int(found[1]) <= _HIGHEST_PORT:
                 raise ConfigurationError(
-                    f"the Kafka bootstrap servers ({BOOTSTRAP_SERVERS_VARIABLE}) hold {server!r}; write them as host:port, separated by "
-                    "commas"
+                    f"the Kafka bootstrap servers ({BOOTSTRAP_SERVERS_VARIABLE}) hold {quoted(server)}; write them as host:port, "
+                    "separated by commas"
                 )
         object.__setattr__(self, "bootstrap_servers", ",".join(servers))
         if not _TOPIC_NAME.fullmatch(self.topic) or self.topic in (".", ".."):
             raise ConfigurationError(
-                f"the Kafka topic ({TOPIC_VARIABLE}) is {self.topic!r}; use at most 200 letters, digits, dots, underscores and dashes"
+                f"the Kafka topic ({TOPIC_VARIABLE}) is {quoted(self.topic)}; use at most 200 letters, digits, dots, underscores and dashes"
             )
         for key, value in self.client_config.items():
             if not (_is_plain_text(key) and _is_plain_text(value)):
                 # such a key ends the process inside the client library, such a value is cut off there
                 raise ConfigurationError(
-                    f"{CLIENT_CONFIG_VARIABLE}: the setting {key!r} holds a NUL or half of a surrogate pair, in its name or in its value; "
-                    "write plain text"
+                    f"{CLIENT_CONFIG_VARIABLE}: the setting {quoted(key)} holds a NUL or half of a surrogate pair, in its name or in its "
+                    "value; write plain text"
                 )
         reserved = sorted(_RESERVED & self.client_config.keys())
         if reserved:
@@ -190,7 +191,7 @@ class KafkaSettings:
         text = self.client_config.get(key, str(default))
         if not _WHOLE_NUMBER.fullmatch(text) or not 0 < int(text) <= _HIGHEST_NUMBER:
             raise ConfigurationError(
-                f"{CLIENT_CONFIG_VARIABLE}: {key} is {text!r}; it must be a whole number above 0, at most {_HIGHEST_NUMBER}"
+                f"{CLIENT_CONFIG_VARIABLE}: {key} is {quoted(text)}; it must be a whole number above 0, at most {_HIGHEST_NUMBER}"
             )
         return int(text)
 
@@ -248,7 +249,7 @@ def _parse_client_config(text: str) -> dict[str, str]:
             config[key] = str(value)
         else:
             kind = "null" if value is None else type(value).__name__
-            raise ConfigurationError(f"{CLIENT_CONFIG_VARIABLE}: the value of {key!r} is a {kind}; {remedy}")
+            raise ConfigurationError(f"{CLIENT_CONFIG_VARIABLE}: the value of {quoted(key)} is a {kind}; {remedy}")
     return config
 
 

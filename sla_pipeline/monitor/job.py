@@ -45,9 +45,7 @@ def _ticket_sla_cycle() -> dict[str, object]:
 
 # set on the spec: a freshness policy that is given to `AssetOut` is lost in `graph_multi_asset`
 ticket_sla_cycle = _ticket_sla_cycle.map_asset_specs(
-    lambda spec: dg.apply_freshness_policy(
-        spec, dg.FreshnessPolicy.time_window(fail_window=_STALE_AFTER, warn_window=_STALE_SOON_AFTER)
-    )
+    lambda spec: dg.apply_freshness_policy(spec, dg.FreshnessPolicy.time_window(fail_window=_STALE_AFTER, warn_window=_STALE_SOON_AFTER))
 )
 
 

@@ -39,7 +39,8 @@ with marked as (
     insert into support.ticket_sla_breaches (seq, ticket_id, number, kind, due_at, breached_at, correlation_id, payload)
     select taken.base + position, id, number, kind,
         case kind when 'FirstResponse' then first_response_due_at else resolution_due_at end, %(now_utc)s, %(run_id)s, payload
-    from taken, marked join unnest(string_to_array(%(ids)s, ',')::uuid[], string_to_array(%(kinds)s, ','), string_to_array(%(payloads)s, E'\\n'))
+    from taken, marked join unnest(
+            string_to_array(%(ids)s, ',')::uuid[], string_to_array(%(kinds)s, ','), string_to_array(%(payloads)s, E'\\n'))
         with ordinality as breach (ticket_id, kind, payload, position) on ticket_id = id
     returning seq
 )

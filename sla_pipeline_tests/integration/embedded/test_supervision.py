@@ -80,6 +80,13 @@ def test_a_stopped_service_can_be_started_again_and_stopping_twice_is_harmless(l
         service.check()
 
 
+def test_a_service_that_ended_by_itself_can_be_started_again(log: Path, poll_until: PollUntil) -> None:
+    with Service("short", ["sh", "-c", "echo up"], log) as service:
+        poll_until(lambda: is_gone(service.pid), 10)
+        service.start()
+        poll_until(lambda: log.read_text() == "up\nup\n", 10)
+
+
 def test_a_stop_sends_the_signal_that_the_service_listens_to(log: Path) -> None:
     script = "trap 'echo got INT; exit' INT; trap 'echo got QUIT; exit' QUIT; echo up; while :; do sleep 0.05; done"
     service = Service("listener", ["sh", "-c", script], log, stop_signal=signal.SIGINT)

@@ -67,7 +67,7 @@ odd_values: st.SearchStrategy[Any] = st.one_of(
     st.none(),
     odd_text,
     st.text(max_size=20),
-    st.sampled_from(["500", "5e2", "0x10", "１", "\ud800", "{0a11ce00-0000-4000-8000-000000000001}"]),
+    st.sampled_from(["500", "5e2", "0x10", "\uff11", "\ud800", "{0a11ce00-0000-4000-8000-000000000001}"]),
     st.uuids(),
     st.uuids().map(str),
     st.binary(max_size=20),

@@ -314,8 +314,8 @@ class SlaMonitorMachine(RuleBasedStateMachine):
         state = self.oracle.state
         assert state.published_seq == state.next_seq
         events = self.world.witness.look_at_all()
-        assert len(events) == state.next_seq
         self.oracle.judge_topic(events)
+        assert len(events) == state.next_seq
 
     # --- the end
 

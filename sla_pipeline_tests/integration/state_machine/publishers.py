@@ -30,7 +30,10 @@ def publish(world: World, relay: Relay) -> None:
 
 
 def publish_and_die(world: World, *, step: str, nth: int, transaction_limit: int) -> bool:
-    """A publisher that dies at the ``nth`` end of ``step``: its session and its producer go without a word. False when it had ended before."""
+    """A publisher that dies at the ``nth`` end of ``step``: its session and its producer go without a word.
+
+    False when it had come to its end before.
+    """
     outbox = world.outbox()
     seen: Counter[str] = Counter()
 

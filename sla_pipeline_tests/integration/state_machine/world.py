@@ -49,7 +49,7 @@ _OUTAGE_SECONDS = 120.0
 
 
 def through_outages(work: Callable[[], object]) -> None:
-    """Does ``work`` again while Kafka is away, up to a deadline, as the next cycle would: a busy machine may stall the broker for seconds."""
+    """Does ``work`` again while Kafka is away, up to a deadline, as the next cycle would: a busy machine may stall the broker."""
     give_up = time.monotonic() + _OUTAGE_SECONDS
     while True:
         try:

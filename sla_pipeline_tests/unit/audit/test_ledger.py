@@ -82,6 +82,8 @@ def test_the_sequence_must_be_whole(seqs: list[int], published: int, next_seq: i
 def test_records_beyond_the_sequence_are_found() -> None:
     tally = audited([ONE, TWO, THREE], map(event_of, [ONE, TWO, THREE]), published=1, next_seq=1)
     assert found(tally) == {Check.RECORD_BEYOND_SEQUENCE: 2}
+    tally = audited([STRANGER], [event_of(STRANGER)], published=0, next_seq=3)
+    assert found(tally) == {Check.RECORD_BEYOND_SEQUENCE: 1, Check.RECORD_GAP: 3}
 
 
 @pytest.mark.parametrize(
@@ -137,6 +139,14 @@ def test_a_foreign_event_is_found_by_sequence_and_by_ticket() -> None:
     assert finding.examples == (Example(STRANGER.ticket_id, None, 900, 0, 900),)
 
 
+@pytest.mark.parametrize("text", [None, b"one", b"01"])
+def test_an_event_without_a_usable_sequence_has_a_ticket_all_the_same(text: bytes | None) -> None:
+    again = (
+        without_header(event_of(ONE, offset=2), "outbox-seq") if text is None else with_headers(event_of(ONE, offset=2), outbox_seq=text)
+    )
+    assert found(audited([ONE], [event_of(ONE), again])) == {Check.EVENT_WITHOUT_SEQUENCE: 1, Check.EVENT_TICKET_TWICE: 1}
+
+
 def test_a_foreign_event_that_came_twice_repeats_its_sequence() -> None:
     tally = audited([ONE], [event_of(ONE), event_of(STRANGER), event_of(STRANGER, offset=901)])
     assert found(tally) == {
@@ -173,8 +183,18 @@ def test_a_part_of_a_transaction_that_lies_across_the_end_is_no_loss() -> None:
 
 def test_below_the_floor_of_retention_nothing_is_lost() -> None:
     assert found(audited([ONE, TWO, THREE], [event_of(THREE)], expired_below=3)) == {Check.EVENT_EXPIRED: 2}
-    found_above = found(audited([ONE, TWO, THREE], [event_of(TWO)], expired_below=2))
-    assert found_above == {Check.EVENT_EXPIRED: 1, Check.RECORD_WITHOUT_EVENT: 1, Check.RECORD_TICKET_WITHOUT_EVENT: 1}
+    for kept in (TWO, THREE):
+        found_above = found(audited([ONE, TWO, THREE], [event_of(kept)], expired_below=2))
+        assert found_above == {Check.EVENT_EXPIRED: 1, Check.RECORD_WITHOUT_EVENT: 1, Check.RECORD_TICKET_WITHOUT_EVENT: 1}
+
+
+def test_the_first_sequence_of_each_partition_is_remembered() -> None:
+    ledger = Ledger(Tally())
+    for row in (ONE, TWO, THREE):
+        ledger.add_record(row)
+    for row, partition in ((TWO, 0), (ONE, 4), (THREE, 4), (STRANGER, 5)):
+        ledger.add_event(event_of(row, partition=partition))
+    assert ledger.first_seqs == {0: 2, 4: 1}
 
 
 def test_order_is_judged_within_a_partition_by_the_event_before() -> None:

@@ -13,7 +13,7 @@ from sla_pipeline.audit.settlement import expired_below, judge_positions
     [
         ({0: 0, 1: 0}, {0: 1, 1: 2}, 0),
         ({0: 0, 1: 0}, {}, 0),
-        ({0: 5, 1: 0}, {0: 9, 1: 2}, 9),
+        ({0: 1, 1: 0}, {0: 9, 1: 2}, 9),
         ({0: 5, 1: 7}, {0: 9, 1: 12}, 12),
         # a partition that has lost all it had may have held anything
         ({0: 5, 1: 0}, {1: 2}, sys.maxsize),
