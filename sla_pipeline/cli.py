@@ -220,7 +220,8 @@ def recover(
             typer.confirm("Repair it now?", abort=True)
     # a session of its own: the one of the diagnosis may have been ended while a person was reading
     with RepairablePostgresOutbox(PostgresSettings(owner_url_from_environment())) as outbox, _progress("repairing") as advance:
-        recovery.repair(kafka, outbox, run_id=f"recover-{SystemClock().now_utc():%Y%m%dT%H%M%SZ}", on_progress=advance)
+        run_id = f"recover-{SystemClock().now_utc():%Y%m%dT%H%M%SZ}"
+        recovery.repair(kafka, outbox, run_id=run_id, confirmed=found, on_progress=advance)
     out.print("repaired; the next cycle publishes what waits")
 
 

@@ -51,7 +51,7 @@ def settle(ledger: Ledger, tally: Tally, *, claimed_published: int, expired_belo
                     tally.add(Check.RECORD_TICKET_WITHOUT_EVENT, Example(ticket_text(ticket), None, seq))
         del entries
         _strays_without_record(ledger, share, tally)
-    _repeated_strays(ledger, tally)
+        _repeated_strays(ledger, share, tally)
 
 
 def judge_positions(positions: Positions, tally: Tally) -> None:
@@ -101,14 +101,18 @@ def _records_without_event(ledger: Ledger, tally: Tally, *, claimed_published: i
     return lost_count
 
 
-def _repeated_strays(ledger: Ledger, tally: Tally) -> None:
-    """Sequences that came twice and have no record beside which that would have shown."""
-    without_record = [(seq, entry) for entry in ledger.strays() if (seq := unpack(entry)[2]) != NO_SEQUENCE and not ledger.has_record(seq)]
+def _repeated_strays(ledger: Ledger, share: int, tally: Tally) -> None:
+    """Sequences that came twice and have no record beside which that would have shown; dealt into shares by sequence."""
+    without_record = [
+        (seq, stray)
+        for stray in ledger.strays()
+        if (seq := unpack(stray)[2]) != NO_SEQUENCE and seq % SHARES == share and not ledger.has_record(seq)
+    ]
     without_record.sort()
     previous_seq = NO_SEQUENCE
-    for seq, entry in without_record:
+    for seq, stray in without_record:
         if seq == previous_seq:
-            tally.add(Check.EVENT_SEQUENCE_TWICE, example_of(entry))
+            tally.add(Check.EVENT_SEQUENCE_TWICE, example_of(stray))
         previous_seq = seq
 
 

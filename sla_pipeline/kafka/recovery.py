@@ -86,6 +86,11 @@ class Diagnosis:
     reasons: tuple[str, ...] = ()
 
     @property
+    def repairs(self) -> tuple[State, int, int]:
+        """What a repair goes by."""
+        return self.state, self.common_seq, self.position
+
+    @property
     def lost_count(self) -> int:
         """Records to be written back."""
         return self.position - self.common_seq if self.state is State.DATABASE_REWOUND else 0
@@ -103,10 +108,10 @@ class Diagnosis:
         match self.state:
             case State.AGREED:
                 return [*found, "repair: not needed"]
-            case State.PROGRESS_LOST if self.topic_last_seq < self.position:
+            case State.PROGRESS_LOST if self.topic_last_seq < self.position or (self.next_seq and not self.topic_count):
                 return [
                     *found,
-                    "note: the last of these events are gone from the topic, so the position rests on Postgres alone; what one attempt "
+                    "note: the events up to there are not on the topic any more, so the position rests on Postgres alone; what one attempt "
                     "published without noting it there would be published again",
                     f"repair: write a progress record with sequence {self.position}; publishing then goes on with {self.position + 1}",
                 ]
@@ -179,7 +184,8 @@ def _unshared_common(topic: TopicContents, rows: Mapping[int, str], *, next_seq:
     if topic.complete_from == 1:
         # the topic goes back to the first event, and Postgres shares none of it
         return 0
-    if next_seq < topic.complete_from:
+    if next_seq < topic.complete_from and next_seq == published_seq:
+        # Postgres knows all that it has to be published; its records after published_seq could be new ones, under old sequences
         return next_seq
     reasons.append(f"no record in Postgres matches an event on the topic, which goes back to sequence {topic.complete_from} only")
     return last
@@ -195,10 +201,18 @@ def diagnose(settings: KafkaSettings, outbox: Outbox, *, on_progress: OnProgress
         return _diagnosed(settings, outbox, Deadline(_ATTEMPT_SECONDS), behind_fence=False, on_progress=on_progress)
 
 
-def repair(settings: KafkaSettings, outbox: RepairableOutbox, *, run_id: str, on_progress: OnProgress | None = None) -> Diagnosis:
+def repair(
+    settings: KafkaSettings,
+    outbox: RepairableOutbox,
+    *,
+    run_id: str,
+    confirmed: Diagnosis | None = None,
+    on_progress: OnProgress | None = None,
+) -> Diagnosis:
     """Shuts out every publisher, diagnoses again, and mends it; returns what was found. Run again after a crash, it goes on.
 
-    ``run_id`` is noted in the progress record. Postgres is mended first, in one transaction; the progress record follows. Raises
+    ``confirmed`` is the diagnosis that a person has agreed to; where the new one would do something else, nothing is done. ``run_id`` is
+    noted in the progress record. Postgres is mended first, in one transaction; the progress record follows. Raises
     ``FailClosed`` with the reasons when nothing can be decided, and what ``diagnose`` raises.
     """
     deadline = Deadline(_ATTEMPT_SECONDS)
@@ -210,6 +224,8 @@ def repair(settings: KafkaSettings, outbox: RepairableOutbox, *, run_id: str, on
         found.append(diagnosis)
         if diagnosis.state is State.UNDECIDABLE:
             raise FailClosed(f"nothing was changed: {'; '.join(diagnosis.reasons)}. {RECOVERY}")
+        if confirmed is not None and diagnosis.repairs != confirmed.repairs:
+            raise FailClosed("the situation has changed since it was diagnosed, and nothing was changed; run `sla-pipeline recover` again")
         if diagnosis.state is State.DATABASE_REWOUND:
             lost = sorted(
                 read_records(settings, after_seq=diagnosis.common_seq, on_progress=_kept_alive(outbox, on_progress)),

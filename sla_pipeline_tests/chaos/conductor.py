@@ -97,6 +97,7 @@ def run(scenario: Scenario, servers: Servers, folder: Path, say: Say) -> Outcome
         chronicle.begin()
         with _operators(scenario, owner_url, stock, ledger):
             play.disrupt()
+        change_count = ledger.change_count
         close_what_is_not_due(owner_url, stock, ledger)
         cutoff = datetime.now(UTC)
         drained = play.drain(cutoff)
@@ -104,7 +105,7 @@ def run(scenario: Scenario, servers: Servers, folder: Path, say: Say) -> Outcome
         say("comparing tickets, breach records, events and the operators' ledger")
         findings = examine(owner_url, kafka, ledger, cutoff)
         audit = verify(PostgresSettings(owner_url), kafka, now_utc=datetime.now(UTC))
-        return Outcome(scenario, findings, audit, chronicle, chronicle.now, drained, len(ledger), ledger.change_count)
+        return Outcome(scenario, findings, audit, chronicle, chronicle.now, drained, len(ledger), change_count)
 
 
 def _seat(number: int, scenario: Scenario, worker_url: str, kafka: KafkaSettings, stage: Stage, folder: Path) -> Seat:

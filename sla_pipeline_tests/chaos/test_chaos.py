@@ -67,7 +67,7 @@ def test_an_outbox_whose_position_is_in_postgres_alone_is_caught(play: Play) -> 
 
 @pytest.mark.timeout(600)
 def test_a_mark_without_a_second_look_is_caught(play: Play) -> None:
-    outcome = play(Scenario(SEED, seconds=15, kills=5, tickets=3_000, build=Build.NO_RECHECK, outages=False))
+    outcome = play(Scenario(SEED, seconds=25, kills=8, tickets=4_000, build=Build.NO_RECHECK, outages=False))
     assert not outcome.clean
     assert outcome.findings.faults["false_breaches"] > 0
 

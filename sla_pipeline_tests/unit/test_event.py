@@ -4,6 +4,7 @@ import functools
 import json
 import re
 import uuid
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta, timezone
 from importlib.resources import files
 from typing import Any
@@ -20,6 +21,7 @@ from sla_pipeline.event import (
     TicketSlaBreachedKafkaEvent,
     event_headers,
     event_id,
+    event_json,
     event_key,
     wire_timestamp,
 )
@@ -121,6 +123,46 @@ def test_every_event_fits_the_schema_and_comes_back_equal(
     fields = json.loads(text)
     assert all(_PASCAL_CASE.fullmatch(name) for name in fields)
     assert [datetime.fromisoformat(fields[name]) for name in ("DueAt", "BreachedAt")] == list(moments)
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    ids=st.tuples(*[st.uuids().map(str)] * 4),
+    assignee=st.none() | st.uuids().map(str),
+    # every character that Postgres can hold, quotes, controls and line breaks among them, and what is too long or empty
+    number=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=70),
+    priority=st.sampled_from([*Priority, "Urgent", "", None]),
+    missing=st.sampled_from([None, None, "tenant_id", "queue_id", "requester_user_id"]),
+    kind=st.sampled_from(list(BreachKind)),
+    moments=st.tuples(_moments, _moments),
+)
+def test_the_fast_way_to_an_event_is_the_models_way(
+    ids: tuple[str, str, str, str],
+    assignee: str | None,
+    number: str,
+    priority: str | None,
+    missing: str | None,
+    kind: BreachKind,
+    moments: tuple[datetime, datetime],
+) -> None:
+    """Equal bytes for what the contract can tell, the same refusal for what it cannot; and never a raw line break."""
+    breach = Breach(kind, moments[0])
+    names = ("ticket_id", "tenant_id", "queue_id", "requester_user_id")
+    fields: dict[str, Any] = dict(zip(names, ids, strict=True)) | ({missing: None} if missing else {})
+    fields |= {"assignee_user_id": assignee, "number": number, "priority": priority, "now_utc": moments[1]}
+    assert _outcome(event_json, breach, fields) == _outcome(
+        lambda *args, **kw: TicketSlaBreachedKafkaEvent.of(*args, **kw).to_json(), breach, fields
+    )
+
+
+def _outcome(build: Callable[..., str], breach: Breach, fields: dict[str, Any]) -> str | list[tuple[Any, str]]:
+    """The text, or what is refused and why. The marking parts events by line breaks, so a text must not hold a raw one."""
+    try:
+        text = build(breach, **fields)
+    except ValidationError as refused:
+        return [(fault["loc"], fault["type"]) for fault in refused.errors()]
+    assert "\n" not in text
+    return text
 
 
 @pytest.mark.parametrize(

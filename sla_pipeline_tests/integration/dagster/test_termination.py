@@ -48,15 +48,16 @@ def _gate_before(support: Support, ticket_id: str) -> Iterator[None]:
 
 
 def _start_run(home: Path, **config: object) -> "subprocess.Popen[bytes]":
-    command = ["dagster", "job", "execute", "-m", "sla_pipeline.definitions", "-j", "ticket_sla_monitor"]
+    # JSON is YAML too
+    (home / "run.yaml").write_text(json.dumps(launchpad(**config)))
+    command = ["dagster", "job", "execute", "-m", "sla_pipeline.definitions", "-j", "ticket_sla_monitor", "-c", str(home / "run.yaml")]
     with (home / "run.log").open("wb") as log:
-        return subprocess.Popen(
-            [sys.executable, "-m", *command, "--config-json", json.dumps(launchpad(**config))],
-            cwd=REPOSITORY,
-            env=dict(os.environ),
-            stdout=log,
-            stderr=log,
-        )
+        return subprocess.Popen([sys.executable, "-m", *command], cwd=REPOSITORY, env=dict(os.environ), stdout=log, stderr=log)
+
+
+def _is_inside_the_batch(process: "subprocess.Popen[bytes]", support: Support, home: Path) -> bool:
+    assert process.poll() is None, (home / "run.log").read_text()
+    return bool(support.execute(_WAITS_AT_THE_GATE).fetchall())
 
 
 @pytest.fixture
@@ -67,7 +68,7 @@ def terminated(
     tickets = make_tickets(support, 100, first_response_due_at=datetime(2026, 1, 1, tzinfo=UTC))
     with _gate_before(support, tickets[25]):
         process = _start_run(home, batch_size=10)
-        wait_until(lambda: bool(support.execute(_WAITS_AT_THE_GATE).fetchall()), what="the run to be inside batch 3", seconds=120)
+        wait_until(lambda: _is_inside_the_batch(process, support, home), what="the run to be inside batch 3", seconds=120)
         sessions = [pid for (pid,) in support.execute(_WAITS_AT_THE_GATE)]
         (run,) = instance.get_runs()
         instance.report_run_canceling(run)

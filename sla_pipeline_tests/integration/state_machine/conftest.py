@@ -2,4 +2,5 @@
 
 import pytest
 
-pytest.register_assert_rewrite(*(f"{__package__}.{name}" for name in ("machine", "oracle", "publishers", "witness", "world")))
+_MODULES = ("machine", "oracle", "publishers", "support_machine", "witness", "world")
+pytest.register_assert_rewrite(*(f"{__package__}.{name}" for name in _MODULES))

@@ -1,28 +1,27 @@
-"""The machine: claim, mark, publish, operators, crashes and the passing of time, in an order that Hypothesis chooses.
+"""The machine: claim, mark, publish, crashes, amid operators and the passing of time, in an order that Hypothesis chooses.
 
-What belongs here: the rules, and what each must come to. What does not: what must be true after every rule (``oracle.py``), how a
-publisher ends badly (``publishers.py``).
+What belongs here: the monitor's rules, and what each must come to. What does not: the support service (``support_machine.py``), what must
+be true after every rule (``oracle.py``), how a publisher ends badly (``publishers.py``).
 Which tickets a rule takes hangs on the model alone, never on what the servers answered, so that an example can be run again.
 """
 
 import itertools
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from datetime import datetime
 
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import precondition, rule
 
 from sla_pipeline.breach import judge
-from sla_pipeline.cycle import CycleInput, SimulatedClock
+from sla_pipeline.cycle import CycleInput
 from sla_pipeline.errors import DatabaseUnavailable
 from sla_pipeline.kafka.relay import STEPS
 from sla_pipeline.monitor import steps
 from sla_pipeline.monitor.runner import run_cycle
 from sla_pipeline_tests.integration.state_machine.model import claimable, overdue
-from sla_pipeline_tests.integration.state_machine.oracle import Oracle
 from sla_pipeline_tests.integration.state_machine.publishers import (
     Crashed,
     overtake,
@@ -30,16 +29,17 @@ from sla_pipeline_tests.integration.state_machine.publishers import (
     publish_and_die,
     publish_with_its_session_cut,
 )
-from sla_pipeline_tests.integration.state_machine.support_actions import ACTIONS, LATE, Draft, changed_values, drafts, minutes
-from sla_pipeline_tests.integration.state_machine.world import HOLDS, World
-from sla_pipeline_tests.tickets import HOUR, MINUTE, NOW, change
+from sla_pipeline_tests.integration.state_machine.support_actions import ACTIONS, LATE, minutes
+from sla_pipeline_tests.integration.state_machine.support_machine import SupportMachine, positions
+from sla_pipeline_tests.integration.state_machine.world import World
+from sla_pipeline_tests.tickets import HOUR
 
 __all__ = ["SlaMonitorMachine"]
 
 _POD_COUNT = 2
 _MARKING_STEPS = ("batch_locked", "batch_written", "batch_committed")
-_limits = {"batch_size": st.integers(1, 4), "max_batches": st.integers(1, 3)}
-_position = st.integers(0, 30)
+_batch_sizes = st.integers(1, 4)
+_batch_counts = st.integers(1, 3)
 
 
 @dataclass
@@ -52,103 +52,23 @@ class OpenCycle:
     """Batches that are still to be marked."""
 
 
-class SlaMonitorMachine(RuleBasedStateMachine):
-    """One example: a clean database, topics of its own. ``open_world`` makes both."""
+class SlaMonitorMachine(SupportMachine):
+    """One example: cycles and publishers in the midst of what the support service does."""
 
     def __init__(self, open_world: Callable[[], World]) -> None:
         self._error_outside = sys.exc_info()[1]
-        super().__init__()
-        self.world = open_world()
+        super().__init__(open_world)
         self.relay = self.world.relay()
-        self.oracle = Oracle()
-        self.clock = SimulatedClock(NOW)
-        self.numbers = itertools.count(1)
         self.cycles: list[OpenCycle] = []
-        # what the operator's open transaction holds, and what it will have changed
-        self.held: set[str] = set()
-        self.held_how = ""
-        self.uncommitted: tuple[str, dict[str, Any]] | None = None
 
-    # --- what must be true after every rule
-
-    @invariant()
-    def database_is_sound(self) -> None:
-        assert self._newly_marked() == []
-
-    @invariant()
-    def topic_is_sound(self) -> None:
-        self.oracle.judge_topic(self.world.witness.look(at_least=self.oracle.state.published_seq))
-
-    def _newly_marked(self) -> list[str]:
-        return self.oracle.judge_database(self.world.read())
-
-    # --- the support service
-
-    @initialize(new=st.lists(drafts, min_size=3, max_size=8))
-    def tickets_are_there(self, new: list[Draft]) -> None:
-        self.tickets_come(new)
-
-    @rule(new=st.lists(drafts, min_size=1, max_size=4))
-    def tickets_come(self, new: list[Draft]) -> None:
-        tickets = [draft.ticket(next(self.numbers), self.clock.moment) for draft in new]
-        self.world.insert(tickets)
-        self.oracle.inserted(tickets)
-
-    @rule(passed=st.integers(1, 30))
-    def time_passes(self, passed: int) -> None:
-        self.clock.moment += passed * MINUTE
-
-    @rule(position=_position, action=st.sampled_from([*sorted(ACTIONS), "delete"]), offset=minutes)
-    def an_operator_acts(self, position: int, action: str, offset: int) -> None:
-        ticket_id = self._free_ticket(position)
-        if action == "delete":
-            self.world.delete(ticket_id)
-            self.oracle.deleted(ticket_id)
-            return
-        values = changed_values(self.oracle.tickets[ticket_id], action, self.clock.moment, offset)
-        assert change(self.world.support, ticket_id, **values) == 1
-        self.oracle.changed(ticket_id, values)
-
-    @precondition(lambda self: not self.held)
-    @rule(position=_position, count=st.integers(1, 3), how=st.sampled_from(sorted(HOLDS)))
-    def an_operator_locks_tickets(self, position: int, count: int, how: str) -> None:
-        ids = {self._free_ticket(position + further) for further in range(count)}
-        self.world.hold(sorted(ids), how)
-        self.held, self.held_how = ids, how
-
-    @precondition(lambda self: not self.held)
-    @rule(position=_position, action=st.sampled_from(sorted(ACTIONS)), offset=minutes)
-    def an_operator_acts_and_does_not_commit(self, position: int, action: str, offset: int) -> None:
-        ticket_id = self._free_ticket(position)
-        values = changed_values(self.oracle.tickets[ticket_id], action, self.clock.moment, offset)
-        assert change(self.world.operator, ticket_id, **values) == 1
-        self.held, self.held_how, self.uncommitted = {ticket_id}, "row", (ticket_id, values)
-
-    @precondition(lambda self: self.held)
-    @rule(commits=st.booleans())
-    def the_operators_transaction_ends(self, commits: bool) -> None:
-        if commits:
-            self.world.operator.commit()
-            if self.uncommitted is not None:
-                self.oracle.changed(*self.uncommitted)
-        else:
-            self.world.operator.rollback()
-        self.held, self.held_how, self.uncommitted = set(), "", None
-
-    def _free_ticket(self, position: int) -> str:
-        """A ticket that no transaction holds; those that a cycle has claimed and not yet tried come first, since races are about them."""
-        free = self.oracle.tickets.keys() - self.held
-        if not free:
-            self.tickets_come([LATE])
-            free = self.oracle.tickets.keys() - self.held
-        claimed = {ticket_id for cycle in self.cycles for batch in cycle.waiting for ticket_id in batch}
-        ordered = [*sorted(free & claimed), *sorted(free - claimed)]
-        return ordered[position % len(ordered)]
+    def claimed_ids(self) -> set[str]:
+        """Of all open cycles."""
+        return {ticket_id for cycle in self.cycles for batch in cycle.waiting for ticket_id in batch}
 
     # --- cycles, step by step
 
     @precondition(lambda self: len(self.cycles) < _POD_COUNT)
-    @rule(**_limits)
+    @rule(batch_size=_batch_sizes, max_batches=_batch_counts)
     def a_cycle_claims(self, batch_size: int, max_batches: int) -> None:
         database = self.world.pod()
         given = CycleInput(batch_size, max_batches)
@@ -157,18 +77,26 @@ class SlaMonitorMachine(RuleBasedStateMachine):
         assert list(itertools.chain(*claim.batches)) == expected
         self.cycles.append(OpenCycle(database, claim, list(claim.batches)))
 
-    @rule(position=_position)
+    @rule(position=positions)
     def a_batch_is_marked(self, position: int) -> None:
         cycle = self._cycle_with_work(position)
         self._mark(cycle, [cycle.waiting.pop(0)])
 
-    @rule(position=_position)
+    @rule(position=positions, action=st.sampled_from(sorted(ACTIONS)), offset=minutes)
+    def an_operator_is_faster_than_a_batch(self, position: int, action: str, offset: int) -> None:
+        cycle = self._cycle_with_work(position)
+        free = sorted((self.oracle.tickets.keys() - self.held) & set(cycle.waiting[0]))
+        if free:
+            self.act(free[position % len(free)], action, offset)
+        self._mark(cycle, [cycle.waiting.pop(0)])
+
+    @rule(position=positions)
     def all_waiting_batches_are_marked(self, position: int) -> None:
         cycle = self._cycle_with_work(position)
         batches, cycle.waiting = cycle.waiting, []
         self._mark(cycle, batches)
 
-    @rule(position=_position, step=st.sampled_from(_MARKING_STEPS), how=st.sampled_from(["dies", "loses its session", "is cut off"]))
+    @rule(position=positions, step=st.sampled_from(_MARKING_STEPS), how=st.sampled_from(["dies", "loses its session", "is cut off"]))
     def a_cycle_ends_inside_a_batch(self, position: int, step: str, how: str) -> None:
         cycle = self._cycle_with_work(position)
         self.cycles.remove(cycle)
@@ -189,16 +117,16 @@ class SlaMonitorMachine(RuleBasedStateMachine):
             steps.mark_breached(cycle.database, replace(cycle.claim, batches=(cycle.waiting[0],)), on_step=on_step)
         cycle.database.close()
         self.world.wait_until_gone(pid)
-        assert sorted(self._newly_marked()) == sorted(expected)
+        assert sorted(self.newly_marked()) == sorted(expected)
 
     @precondition(lambda self: self.cycles)
-    @rule(position=_position)
+    @rule(position=positions)
     def a_cycle_is_abandoned(self, position: int) -> None:
         cycle = self.cycles.pop(position % len(self.cycles))
         cycle.database.close()
 
     @precondition(lambda self: any(not cycle.waiting for cycle in self.cycles))
-    @rule(position=_position)
+    @rule(position=positions)
     def a_cycle_publishes_and_ends(self, position: int) -> None:
         done = [cycle for cycle in self.cycles if not cycle.waiting]
         cycle = done[position % len(done)]
@@ -213,7 +141,7 @@ class SlaMonitorMachine(RuleBasedStateMachine):
         self._assert_all_published()
         cycle.database.close()
 
-    @rule(**_limits)
+    @rule(batch_size=_batch_sizes, max_batches=_batch_counts)
     def a_whole_cycle_runs(self, batch_size: int, max_batches: int) -> None:
         self._run_cycle(CycleInput(batch_size, max_batches))
 
@@ -223,7 +151,7 @@ class SlaMonitorMachine(RuleBasedStateMachine):
         expected, bad, _ = self._split(claimed, self.clock.moment)
         report = run_cycle(database, self.relay, given, clock=self.clock)
         database.close()
-        assert sorted(self._newly_marked()) == sorted(expected)
+        assert sorted(self.newly_marked()) == sorted(expected)
         assert report.processed == len(expected)
         assert len([error for error in report.errors if " set aside: the event cannot be built: " in error]) == len(bad)
         self._assert_no_errors_but_an_outage(report.errors[len(bad) :])
@@ -245,7 +173,7 @@ class SlaMonitorMachine(RuleBasedStateMachine):
                 self.a_cycle_is_abandoned(position)
             if not claimable(self.oracle.state, self.clock.moment, 1):
                 self.tickets_come([LATE, LATE, LATE])
-                self._newly_marked()
+                self.newly_marked()
             self.a_cycle_claims(2, 2)
             with_work = self.cycles[-1:]
         return with_work[position % len(with_work)]
@@ -253,19 +181,21 @@ class SlaMonitorMachine(RuleBasedStateMachine):
     def _mark(self, cycle: OpenCycle, batches: Sequence[tuple[str, ...]]) -> None:
         expected, bad, held = self._markable(cycle, itertools.chain(*batches))
         marked = steps.mark_breached(cycle.database, replace(cycle.claim, batches=tuple(batches)))
-        assert sorted(self._newly_marked()) == sorted(expected)
+        assert sorted(self.newly_marked()) == sorted(expected)
         assert marked.totals.processed == len(expected)
         assert marked.totals.lock_skips == len(held)
         assert len(marked.totals.errors) == len(bad)
         assert {row.ticket_id for row in self.oracle.state.set_aside} >= set(bad)
 
-    def _markable(self, cycle: OpenCycle, ids: Any) -> tuple[list[str], list[str], list[str]]:
+    def _markable(self, cycle: OpenCycle, ids: Iterable[str]) -> tuple[list[str], list[str], list[str]]:
         return self._split(ids, cycle.claim.now_utc)
 
-    def _split(self, ids: Any, now_utc: Any) -> tuple[list[str], list[str], list[str]]:
+    def _split(self, ids: Iterable[str], now_utc: datetime) -> tuple[list[str], list[str], list[str]]:
         """Of ``ids``: those that a batch at ``now_utc`` must mark, those it must set aside, those it must leave to whoever holds them."""
         out_of_reach = self.held if self.held_how == "row" else set()
-        expected, bad, held = [], [], []
+        expected: list[str] = []
+        bad: list[str] = []
+        held: list[str] = []
         for ticket_id in ids:
             ticket = self.oracle.tickets.get(ticket_id)
             if ticket is None or judge(ticket, now_utc) is None:
@@ -279,11 +209,11 @@ class SlaMonitorMachine(RuleBasedStateMachine):
         """Lets a cycle mark, unless there are records to be published already."""
         if self.oracle.state.published_seq == self.oracle.state.next_seq:
             self.tickets_come([LATE, LATE])
-            self._newly_marked()
+            self.newly_marked()
             database = self.world.pod()
             steps.mark_breached(database, steps.claim_overdue(database, self.clock, CycleInput(), run_id=f"cycle-{next(self.numbers)}"))
             database.close()
-            assert self._newly_marked() != []
+            assert self.newly_marked() != []
 
     @rule(transaction_limit=st.sampled_from([1, 2, 10_000]))
     def the_records_are_published(self, transaction_limit: int) -> None:
@@ -295,7 +225,7 @@ class SlaMonitorMachine(RuleBasedStateMachine):
     def a_publisher_dies(self, step: str, nth: int, transaction_limit: int) -> None:
         self._let_something_wait()
         if not publish_and_die(self.world, step=step, nth=nth, transaction_limit=transaction_limit):
-            self._newly_marked()
+            self.newly_marked()
             self._assert_all_published()
         self.relay = self.world.relay()
 
@@ -310,7 +240,7 @@ class SlaMonitorMachine(RuleBasedStateMachine):
         overtake(self.world, step=step, let_go_at=let_go_at)
 
     def _assert_all_published(self) -> None:
-        assert self._newly_marked() == []
+        assert self.newly_marked() == []
         state = self.oracle.state
         assert state.published_seq == state.next_seq
         events = self.world.witness.look_at_all()

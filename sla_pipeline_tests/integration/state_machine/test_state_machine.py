@@ -5,7 +5,7 @@ ones instead, and prints how to run a failing one again.
 """
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from unittest import mock
 
@@ -21,13 +21,18 @@ from sla_pipeline_tests.integration.state_machine.machine import SlaMonitorMachi
 from sla_pipeline_tests.integration.state_machine.world import World
 
 _EXAMPLES = int(os.environ.get("SLA_TEST_STATE_MACHINE_EXAMPLES", "0"))
-Machine = Callable[[], SlaMonitorMachine]
+Machine = type[SlaMonitorMachine]
 
 
 @pytest.fixture
 def machine(owner_url: str, worker_url: str, kafka_settings: KafkaSettings) -> Machine:
-    """Makes a machine on an emptied database, with topics of its own."""
-    return lambda: SlaMonitorMachine(lambda: World(owner_url=owner_url, worker_url=worker_url, kafka=kafka_settings))
+    """A machine that starts on an emptied database, with topics of its own."""
+
+    class OnRealServers(SlaMonitorMachine):
+        def __init__(self) -> None:
+            super().__init__(lambda: World(owner_url=owner_url, worker_url=worker_url, kafka=kafka_settings))
+
+    return OnRealServers
 
 
 def _run(machine: Machine, *, examples: int, phases: tuple[Phase, ...], derandomize: bool = True) -> None:

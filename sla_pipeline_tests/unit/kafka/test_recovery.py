@@ -86,6 +86,11 @@ def test_an_empty_database_gets_all_back_when_the_topic_goes_back_to_the_first_e
     assert told(judge(topic(*_NINE), other, next_seq=3, published_seq=0, progress=None)) == (State.DATABASE_REWOUND, 0, 9)
 
 
+def test_new_records_under_old_sequences_are_not_taken_for_published_when_those_events_have_expired() -> None:
+    diagnosis = judge(topic(*range(8, 21)), rows(5) | rows(6, 7, timeline="b"), next_seq=7, published_seq=5, progress=at(20))
+    assert diagnosis.state is State.UNDECIDABLE
+
+
 def test_a_database_restored_to_just_before_the_oldest_event() -> None:
     assert told(judge(topic(6, 7, 8, 9), rows(), next_seq=5, published_seq=5, progress=at(9))) == (State.DATABASE_REWOUND, 5, 9)
 

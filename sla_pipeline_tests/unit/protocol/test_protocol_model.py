@@ -120,7 +120,6 @@ def test_the_protocol_as_built_keeps_its_promises_in_every_interleaving(disaster
     assert row in PAGE.read_text(), "docs/exactly-once.md quotes other numbers"
 
 
-@pytest.mark.xfail(strict=True, reason="recovery takes records after published_seq for published when their events have expired")
 def test_recovery_takes_nothing_for_published_whose_event_has_expired() -> None:
     surroundings = Surroundings(tickets="ab", restore_count=1, expiry_count=2, recoveries=True)
     result = search(Protocol(), surroundings, PROPERTIES, names_exchangeable=True)
