@@ -79,6 +79,19 @@ def test_a_script_that_edits_a_ticket_and_leaves_updated_at_alone_makes_no_mark_
     assert report.proven_count == 4
 
 
+def test_after_a_restore_in_one_transaction_tickets_that_were_edited_prove_nothing(
+    audit: Audit, breached: list[str], support: Support
+) -> None:
+    """Every row is then written by the same transaction, whoever wrote it before."""
+    change(support, breached[4], first_response_due_at=NOW + HOUR, updated_at=NOW + MINUTE)
+    with support.transaction():
+        support.execute("update support.tickets set number = number")
+        support.execute("update support.ticket_sla_breaches set number = number")
+    report = audit()
+    assert found(report) == {"deadline_edited": 1}
+    assert report.proven_count == 4
+
+
 @pytest.mark.parametrize(("dated", "expected"), [(MINUTE, {}), (MINUTE + timedelta(microseconds=1), {"reply_before_breach": 1})])
 def test_a_reply_dated_before_the_mark_is_a_warning_when_it_is_more_than_a_minute(
     audit: Audit, breached: list[str], support: Support, dated: timedelta, expected: dict[str, int]
