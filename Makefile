@@ -31,7 +31,7 @@ check: install ## lint, format, types, direction of imports
 	$(BIN)/python -m mypy
 	$(BIN)/lint-imports
 
-bench: install ## measures the performance figures of docs/performance.md
+bench: install ## three speed ratios, each taken inside one run
 	@$(BIN)/python -m sla_pipeline_tests.benchmarks
 
 chaos: install ## kills and freezes everything while tickets are marked, then counts events; KILLS= TICKETS= SECONDS= SEED=
