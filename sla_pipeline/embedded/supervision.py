@@ -13,6 +13,7 @@ import fcntl
 import os
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -109,7 +110,7 @@ class Service:
             if self._process.poll() is None:
                 raise ServiceError(f"{self.name} is already running, as process {self._process.pid}")
             self._bury(self._process)
-        with self._inheritable_lock() as lock, self.log.open("ab") as out:
+        with self._inheritable_lock() as lock, self.log.open("ab") as out, _heard(self._stop_signal):
             try:
                 self._process = subprocess.Popen(
                     ["/bin/sh", "-c", _GUARD, "guard", self._stop_signal.name.removeprefix("SIG"), *self._command],
@@ -236,6 +237,19 @@ class Service:
     def _log_tail(self) -> str:
         lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
         return f"the end of {self.log}:\n" + "\n".join(lines[-_LOG_TAIL_LINES:] or ["(empty)"])
+
+
+@contextlib.contextmanager
+def _heard(number: signal.Signals) -> Iterator[None]:
+    """A child made inside hears ``number`` even if we do not: what a script starts with & has SIGINT ignored, and hands that down."""
+    ignored = signal.getsignal(number) is signal.SIG_IGN and threading.current_thread() is threading.main_thread()
+    if ignored:
+        signal.signal(number, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        if ignored:
+            signal.signal(number, signal.SIG_IGN)
 
 
 def _try_lock(descriptor: int) -> bool:
