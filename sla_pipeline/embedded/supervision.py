@@ -110,7 +110,7 @@ class Service:
             if self._process.poll() is None:
                 raise ServiceError(f"{self.name} is already running, as process {self._process.pid}")
             self._bury(self._process)
-        with self._inheritable_lock() as lock, self.log.open("ab") as out, _heard(self._stop_signal):
+        with self._inheritable_lock() as lock, self.log.open("ab") as out, _signals_heard():
             try:
                 self._process = subprocess.Popen(
                     ["/bin/sh", "-c", _GUARD, "guard", self._stop_signal.name.removeprefix("SIG"), *self._command],
@@ -240,15 +240,17 @@ class Service:
 
 
 @contextlib.contextmanager
-def _heard(number: signal.Signals) -> Iterator[None]:
-    """A child made inside hears ``number`` even if we do not: what a script starts with & has SIGINT ignored, and hands that down."""
-    ignored = signal.getsignal(number) is signal.SIG_IGN and threading.current_thread() is threading.main_thread()
-    if ignored:
+def _signals_heard() -> Iterator[None]:
+    """A child made inside hears SIGINT and SIGQUIT even if we do not: what a script starts with & ignores both, and hands that down."""
+    ignored = [number for number in (signal.SIGINT, signal.SIGQUIT) if signal.getsignal(number) is signal.SIG_IGN]
+    if threading.current_thread() is not threading.main_thread():
+        ignored = []
+    for number in ignored:
         signal.signal(number, signal.SIG_DFL)
     try:
         yield
     finally:
-        if ignored:
+        for number in ignored:
             signal.signal(number, signal.SIG_IGN)
 
 
