@@ -44,10 +44,13 @@ class Chronicle:
         self.unexpected: Counter[str] = Counter()
         self.longest_recovery_s = 0.0
         self.slowest_to_recover = ""
+        self.longest_without_success_s = 0.0
+        """The longest stretch without a cycle that ended well, whatever happened in it: outages do not interrupt it."""
         self._lock = threading.Lock()
         self._file: TextIO = path.open("w")
         self._waiting: list[tuple[str, float]] = []
         self._away: set[str] = set()
+        self._last_success = 0.0
         self._all_back_since = self._away_since = self._ticked = self.began
         self.played = 0.0
         """Seconds of the timeline. It stands still while a server takes long to start, or a busy machine would see half of it only."""
@@ -55,7 +58,7 @@ class Chronicle:
     def begin(self) -> None:
         """The scene is set."""
         self.began = self._ticked = time.monotonic()
-        self.played = 0.0
+        self.played = self._last_success = 0.0
 
     @property
     def now(self) -> float:
@@ -121,6 +124,8 @@ class Chronicle:
         with self._lock:
             self.cycles[outcome] += 1
             if outcome == "ok":
+                self.longest_without_success_s = max(self.longest_without_success_s, self.now - self._last_success)
+                self._last_success = self.now
                 for name, since in self._waiting:
                     if self.now - since > self.longest_recovery_s:
                         self.longest_recovery_s, self.slowest_to_recover = self.now - since, name

@@ -27,7 +27,7 @@ class Scenario:
     tickets: int = 100_000
     build: Build = Build.SOUND
     workers: int = 3
-    operators: int = 6
+    operators: int = 12
     holders: int = 2
     outages: bool = True
     """Whether servers end and restart."""

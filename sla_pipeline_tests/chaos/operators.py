@@ -104,7 +104,7 @@ class Operator(_Support):
         self._stopping.wait(self._rng.expovariate(self._per_second))
         # most people answer when a deadline is near; some look at old tickets, marked or not
         near = self._rng.random() < 0.8
-        position = self._position(-2.0, 1.0) if near else self._position(-60, 30)
+        position = self._position(-1.0, 0.3) if near else self._position(-60, 30)
         position -= (position - self._number) % self._of
         if position < 0:
             return

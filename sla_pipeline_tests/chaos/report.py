@@ -43,6 +43,7 @@ def as_json(outcome: Outcome) -> dict[str, object]:
         "cycles": dict(sorted(chronicle.cycles.items())),
         "unexpected_errors": dict(chronicle.unexpected),
         "longest_recovery_s": round(chronicle.longest_recovery_s, 2),
+        "longest_without_success_s": round(chronicle.longest_without_success_s, 2),
         "longest_recovery_after": chronicle.slowest_to_recover,
     }
 

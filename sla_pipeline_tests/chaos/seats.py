@@ -23,6 +23,9 @@ __all__ = ["Seat"]
 # how long a successor is held while the zombie that it replaces does what it still can
 _HELD_SECONDS = 3.0
 _JOIN_SECONDS = 30.0
+# the longest pause after a step; between claim and mark there must be time for an operator to answer
+_PAUSE_SECONDS = 0.15
+_CLAIMED_SECONDS = 1.0
 
 # A worker is forked from a process that has imported everything: a start costs milliseconds instead of a second of a busy machine.
 _processes = multiprocessing.get_context("forkserver")
@@ -136,12 +139,12 @@ class Seat(threading.Thread):
             case Freeze():
                 self._freeze(process, pipe, order)
             case None:
-                self._pause()
+                self._pause(_CLAIMED_SECONDS if step == "claimed" else _PAUSE_SECONDS)
                 pipe.send("go")
 
-    def _pause(self) -> None:
+    def _pause(self, longest: float) -> None:
         """Mostly nothing, sometimes milliseconds, seldom much: wide enough for rivals to come between any two steps."""
-        seconds = self._rng.choice((0.0, 0.0, 0.0, self._rng.uniform(0, 0.02), self._rng.uniform(0, 0.15)))
+        seconds = self._rng.choice((0.0, 0.0, 0.0, self._rng.uniform(0, longest / 8), self._rng.uniform(0, longest)))
         with self._stage.changed:
             encounter = self._stage.encounter
             if self._stage.calm or (encounter is not None and encounter.zombie == self.number):

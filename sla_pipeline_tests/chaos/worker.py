@@ -33,6 +33,8 @@ __all__ = ["Answer", "Contract", "Report", "work"]
 # longer than the longest freeze; a seat answers within seconds
 _SILENCE_SECONDS = 120.0
 _PAUSE_SECONDS = (0.1, 0.4)
+# few: with the default of 20 a cycle among kills and a backlog hardly ever lives until it publishes, and the relay goes untried
+_MAX_BATCHES = 4
 
 Answer = Literal["go", "end"]
 
@@ -127,7 +129,7 @@ def work(pipe: "Connection[Report, Answer]", contract: Contract) -> None:
     database = _WatchedDatabase(PostgresSettings(contract.worker_url))
     relay = _WatchedRelay(contract.kafka, on_step=seat.on_step, transaction_limit=contract.transaction_limit)
     database.classes = relay.classes = classes
-    given = CycleInput(batch_size=contract.batch_size)
+    given = CycleInput(batch_size=contract.batch_size, max_batches_per_cycle=_MAX_BATCHES)
     answer: Answer = "go"
     while answer == "go":
         try:
