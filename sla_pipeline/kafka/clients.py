@@ -7,7 +7,7 @@ import logging
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaException, Message, Producer
@@ -29,6 +29,8 @@ _FLUSH_SECONDS = 0.2
 # after a failure: how long the callbacks that explain it are waited for
 _HEAR_SECONDS = 0.1
 _HEAR_TRIES = 3
+# the threads of a client take its records back at once; one that still looks up a name has sent none
+_PURGE_SECONDS = 2.0
 # a setting of producers in the further settings makes every consumer warn, and the other way round
 _QUIET_FACILITIES = ("CONFWARN",)
 # numbers in a line of librdkafka (milliseconds, ids of threads and clients) do not make it another line
@@ -182,5 +184,17 @@ class TransactionalProducer:
             return
 
     def drop(self) -> None:
-        """Lets the producer go. May be called again."""
-        self._producer = None
+        """Lets the producer go. May be called again.
+
+        Its records are taken back first, so that no answer to one comes while it ends: librdkafka 2.16 frees the text of its transaction's
+        error then, and an answer that says "fenced" frees it a second time, which aborts the process.
+        """
+        producer, self._producer = self._producer, None
+        if producer is None or not len(producer):
+            return
+        producer.purge()
+        # purge does not wait, whatever its "blocking" says: the client passes that on the wrong way round
+        deadline = time.monotonic() + _PURGE_SECONDS
+        while len(producer) and time.monotonic() < deadline:
+            with suppress(Exception):
+                producer.poll(_HEAR_SECONDS)

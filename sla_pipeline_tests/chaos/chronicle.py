@@ -15,6 +15,8 @@ __all__ = ["EXPECTED_ERRORS", "Chronicle"]
 EXPECTED_ERRORS = frozenset(
     {
         "DatabaseUnavailable",
+        # a lock or a statement took longer than its time-out
+        "DatabaseBusy",
         "KafkaUnavailable",
         "PublisherBusy",
         "PublisherFenced",

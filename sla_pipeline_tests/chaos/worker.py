@@ -5,6 +5,7 @@ pipe: it announces each step and each end of a cycle and waits to be told to go 
 """
 
 import contextlib
+import faulthandler
 import logging
 import os
 import time
@@ -124,6 +125,13 @@ def work(pipe: "Connection[Report, Answer]", contract: Contract) -> None:
     # a group of its own: should the harness die while this process is stopped, the kernel wakes and ends it
     os.setpgid(0, 0)
     logging.basicConfig(filename=contract.log, level=logging.WARNING, format="%(asctime)s %(process)d %(name)s %(levelname)s %(message)s")
+    # a crash inside a driver's C code would otherwise end the process without a word
+    with contract.log.open("a") as crashes:
+        faulthandler.enable(crashes)
+        _cycles(pipe, contract)
+
+
+def _cycles(pipe: "Connection[Report, Answer]", contract: Contract) -> None:
     install(contract.build)
     seat, classes, rng = _Seat(pipe), _Classes(), seeded(contract.seed)
     database = _WatchedDatabase(PostgresSettings(contract.worker_url))

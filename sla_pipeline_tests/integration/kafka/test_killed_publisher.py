@@ -9,6 +9,7 @@ from sla_pipeline.kafka.relay import STEPS
 from sla_pipeline.kafka.settings import KafkaSettings
 from sla_pipeline_tests.integration.kafka.breach_records import BreachRecords
 from sla_pipeline_tests.integration.kafka.conftest import Publish
+from sla_pipeline_tests.integration.kafka.fenced_process import run_fenced_producers
 from sla_pipeline_tests.integration.kafka.publisher_process import run_until_killed, start_publisher, wait_until_stopped
 
 _INSIDE_TRANSACTION = ("begun", "produced", "flushed")
@@ -93,3 +94,10 @@ def test_zombie_publisher(
     records.add(4)
     assert publish(kafka_settings) == PublishTotals(published=4, transactions=1)
     records.assert_each_published_once_in_order(kafka_settings)
+
+
+def test_publisher_fenced_with_records_on_their_way_ends_with_its_error_and_lives_on(kafka_settings: KafkaSettings) -> None:
+    """Let go while the broker's answers are still to come, a fenced producer corrupted memory and took the process with it."""
+    process = run_fenced_producers(kafka_settings, rounds=40)
+    assert (process.returncode, process.stderr.count("Fatal Python error")) == (0, 0)
+    assert process.stdout.split() == ["_FENCED"] * 40
