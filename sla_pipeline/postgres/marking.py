@@ -21,35 +21,26 @@ from sla_pipeline.cycle import OnStep, no_step
 from sla_pipeline.event import event_json
 from sla_pipeline.postgres import set_aside
 from sla_pipeline.postgres.session import DISTANT_PAST
-from sla_pipeline.postgres.tickets import LockedTicket, lock_batch, still_overdue
+from sla_pipeline.postgres.tickets import LockedTicket, id_array, lock_batch, still_overdue
 
 __all__ = ["BadRow", "BatchOutcome", "mark_batch"]
 
 log = logging.getLogger(__name__)
 
-# Index: primary keys. All ticket rows are locked by this transaction already, so the relay's row is the last lock that it takes.
+# Index: the primary key.
+_MARK = "update support.tickets set sla_breached = true, updated_at = %(now_utc)s where id = any(%(ids)s::uuid[])"
+# Index: primary keys. All tickets are locked and updated by this transaction already, so the relay's row is the last lock that it takes.
 # Payloads, JSON without a raw line break, go over as the lines of one text: in an array each of their quotes would be escaped, in Python.
-_MARK_AND_RECORD = """
-with marked as (
-    update support.tickets set sla_breached = true, updated_at = %(now_utc)s where id = any(string_to_array(%(marked_ids)s, ',')::uuid[])
-    returning id, number, first_response_due_at, resolution_due_at
-), taken as (
+_RECORD = """
+with taken as (
     update support.ticket_sla_relay set next_seq = next_seq + %(count)s where id = 1 returning next_seq - %(count)s as base
-), recorded as (
-    insert into support.ticket_sla_breaches (seq, ticket_id, number, kind, due_at, breached_at, correlation_id, payload)
-    select taken.base + position, id, number, kind,
-        case kind when 'FirstResponse' then first_response_due_at else resolution_due_at end, %(now_utc)s, %(run_id)s, payload
-    from taken, marked join unnest(
-            string_to_array(%(ids)s, ',')::uuid[], string_to_array(%(kinds)s, ','), string_to_array(%(payloads)s, E'\\n'))
-        with ordinality as breach (ticket_id, kind, payload, position) on ticket_id = id
-    returning seq
 )
-select (select count(*) from marked), (select count(*) from recorded)
+insert into support.ticket_sla_breaches (seq, ticket_id, number, kind, due_at, breached_at, correlation_id, payload)
+select taken.base + position, id, number, kind,
+    case kind when 'FirstResponse' then first_response_due_at else resolution_due_at end, %(now_utc)s, %(run_id)s, payload
+from taken, unnest(%(ids)s::uuid[], string_to_array(%(kinds)s, ','), string_to_array(%(payloads)s, E'\\n'))
+    with ordinality as breach (ticket_id, kind, payload, position) join support.tickets on id = ticket_id
 """
-# the same without a record, for tickets whose flag was put back after their event had been recorded
-_MARK_AGAIN = (
-    "update support.tickets set sla_breached = true, updated_at = %(now_utc)s where id = any(string_to_array(%(marked_ids)s, ',')::uuid[])"
-)
 
 # SQLSTATEs and their classes that say nothing of a row: server, session, resources, locks and time-outs, rights, missing objects. With any
 # other, a constraint or a trigger of the support service (which may raise a code of its own) objects to some row.
@@ -87,6 +78,14 @@ class _RowUnchanged(Exception):
     """A trigger or a rule of the database has kept a locked row from being updated."""
 
 
+class _NoEvents(Exception):
+    """Of some tickets no event can be built."""
+
+    def __init__(self, rows: list[BadRow]) -> None:
+        super().__init__()
+        self.rows = rows
+
+
 def mark_batch(
     connection: psycopg.Connection,
     ids: Sequence[str],
@@ -105,14 +104,7 @@ def mark_batch(
     with connection.transaction():
         tickets = lock_batch(connection, ids, now_utc=now_utc, tenant_id=tenant_id)
         on_step("batch_locked")
-        found: list[_Found] = []
-        for ticket in tickets:
-            verdict = _event_of(ticket, now_utc)
-            if isinstance(verdict, BadRow):
-                outcome.bad.append(verdict)
-            else:
-                found.append(verdict)
-        written = _write(connection, found, now_utc=now_utc, run_id=run_id, outcome=outcome)
+        written = _write(connection, tickets, now_utc=now_utc, run_id=run_id, bad=outcome.bad)
         set_aside.add(connection, [(bad.ticket_id, bad.number, bad.kind.value, bad.error) for bad in outcome.bad], now_utc=now_utc)
         set_aside.forget(connection, [one.ticket.id for one in written if one.ticket.set_aside])
         on_step("batch_written")
@@ -150,58 +142,75 @@ def _event_of(ticket: LockedTicket, now_utc: datetime) -> _Found | BadRow:
     return _Found(ticket, breach, payload)
 
 
-def _write(connection: psycopg.Connection, found: list[_Found], *, now_utc: datetime, run_id: str, outcome: BatchOutcome) -> list[_Found]:
-    """Write all, or, where a row's data make that fail, all but the bad ones, which go to ``outcome.bad``."""
-    if not found:
-        return []
+def _write(
+    connection: psycopg.Connection, tickets: Sequence[LockedTicket], *, now_utc: datetime, run_id: str, bad: list[BadRow]
+) -> list[_Found]:
+    """Write all, or, where some rows' data make that fail, all but those, which go to ``bad``."""
     try:
         with connection.transaction():
-            _write_rows(connection, found, now_utc=now_utc, run_id=run_id)
+            return _write_all(connection, tickets, now_utc=now_utc, run_id=run_id)
+    except _NoEvents as without:
+        bad += without.rows
+        left_out = {row.ticket_id for row in without.rows}
+        others = [ticket for ticket in tickets if ticket.id not in left_out]
+        return _write(connection, others, now_utc=now_utc, run_id=run_id, bad=bad)
     except (psycopg.Error, _RowUnchanged) as error:
         if not _is_of_a_row(error):
             raise
-    else:
-        return found
-    written = []
-    for one in found:
+        return _write_singly(connection, tickets, now_utc=now_utc, run_id=run_id, bad=bad)
+
+
+def _write_singly(
+    connection: psycopg.Connection, tickets: Sequence[LockedTicket], *, now_utc: datetime, run_id: str, bad: list[BadRow]
+) -> list[_Found]:
+    written: list[_Found] = []
+    for ticket in tickets:
         try:
             with connection.transaction():
                 # locked and read again: a record that was committed between the first look and the lock is seen now
-                now_seen = lock_batch(connection, [one.ticket.id], now_utc=now_utc, tenant_id=None)
-                current = _Found(now_seen[0], one.breach, one.payload)
-                _write_rows(connection, [current], now_utc=now_utc, run_id=run_id)
+                now_seen = lock_batch(connection, [ticket.id], now_utc=now_utc, tenant_id=None)
+                written += _write_all(connection, now_seen, now_utc=now_utc, run_id=run_id)
+        except _NoEvents as without:
+            bad += without.rows
         except (psycopg.Error, _RowUnchanged) as error:
             if not _is_of_a_row(error):
                 raise
-            outcome.bad.append(BadRow(one.ticket.id, one.ticket.number, one.breach.kind, _described(error)))
-        else:
-            written.append(current)
+            breach = judge(ticket, now_utc)
+            kind = breach.kind if breach else BreachKind.RESOLUTION
+            bad.append(BadRow(ticket.id, ticket.number, kind, _described(error)))
     return written
 
 
-def _write_rows(connection: psycopg.Connection, found: list[_Found], *, now_utc: datetime, run_id: str) -> None:
-    fresh = [one for one in found if not one.ticket.recorded]
-    marked_ids = ",".join(one.ticket.id for one in found)
-    if not fresh:
-        marked_count = connection.execute(_MARK_AGAIN, {"now_utc": now_utc, "marked_ids": marked_ids}).rowcount
-    else:
-        row = connection.execute(
-            _MARK_AND_RECORD,
+def _write_all(connection: psycopg.Connection, tickets: Sequence[LockedTicket], *, now_utc: datetime, run_id: str) -> list[_Found]:
+    """Write the flags and the records. The events are built while the server sets the flags."""
+    if not tickets:
+        return []
+    with connection.pipeline():
+        marking = connection.execute(_MARK, {"now_utc": now_utc, "ids": id_array(ticket.id for ticket in tickets)}, prepare=True)
+        verdicts = [_event_of(ticket, now_utc) for ticket in tickets]
+        bad = [verdict for verdict in verdicts if isinstance(verdict, BadRow)]
+        found = [verdict for verdict in verdicts if isinstance(verdict, _Found)]
+        # a record exists where the flag was put back after it was set: such a ticket has had its event
+        fresh = [one for one in found if not one.ticket.recorded]
+        recording = connection.execute(
+            _RECORD,
             {
                 "now_utc": now_utc,
                 "run_id": run_id,
                 "count": len(fresh),
-                "marked_ids": marked_ids,
-                "ids": ",".join(one.ticket.id for one in fresh),
+                "ids": id_array(one.ticket.id for one in fresh),
                 "kinds": ",".join(one.breach.kind.value for one in fresh),
                 "payloads": "\n".join(one.payload for one in fresh),
             },
-        ).fetchone()
-        marked_count, recorded_count = row or (0, 0)
-        if marked_count == len(found) and recorded_count != len(fresh):
-            raise RuntimeError(f"{recorded_count} of {len(fresh)} breach records were written; is there a row in support.ticket_sla_relay?")
-    if marked_count != len(found):
+            prepare=True,
+        )
+    if bad:
+        raise _NoEvents(bad)
+    if marking.rowcount != len(found):
         raise _RowUnchanged
+    if recording.rowcount != len(fresh):
+        raise RuntimeError(f"{recording.rowcount} of {len(fresh)} breach records were written; is there a row in support.ticket_sla_relay?")
+    return found
 
 
 def _is_of_a_row(error: psycopg.Error | _RowUnchanged) -> bool:

@@ -8,6 +8,7 @@ Every session is a direct one: advisory locks and session settings do not surviv
 
 import contextlib
 import os
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -140,8 +141,9 @@ class PostgresSettings:
             connection = psycopg.connect(
                 self.url,
                 autocommit=True,
-                # statements are planned with their values: a generic plan of the claim is hundreds of times slower
-                prepare_threshold=None,
+                # statements are planned with their values: a generic plan of the claim is hundreds of times slower. Only those are prepared
+                # that ask for it, by `prepare=True`: with None the driver would not heed that either
+                prepare_threshold=sys.maxsize,
                 connect_timeout=_CONNECT_TIMEOUT_SECONDS,
                 application_name=f"ticket-sla-monitor {purpose}",
                 # in a database without an encoding the driver would return bytes

@@ -85,6 +85,24 @@ def test_a_ticket_without_a_number_does_not_stop_the_others(support: Support, cy
     assert [event.ticket_id for event in events()] == good
 
 
+def test_a_row_that_the_database_refuses_beside_one_that_makes_no_event(
+    support: Support, cycle: Cycle, events: Events, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Both are set aside, each for its own reason; nothing of what the trigger says reaches a log, the driver's included."""
+    good = make_tickets(support, 3, **FIRST_RESPONSE_OVERDUE)
+    without_event = make_ticket(support, **FIRST_RESPONSE_OVERDUE, priority="Urgent")
+    refused = make_ticket(support, **FIRST_RESPONSE_OVERDUE | {"number": "BAD-1"})
+    _before_update(support, "if new.number = 'BAD-1' then raise exception 'secret'; end if;")
+    report = cycle()
+    assert report.processed == 3
+    assert {error.split(" set aside: ")[0].split("(")[1]: error.split(" set aside: ")[1][:21] for error in report.errors} == {
+        f"{without_event})": "the event cannot be b",
+        f"{refused})": "the database refuses ",
+    }
+    assert {event.ticket_id for event in events()} == set(good)
+    assert "secret" not in caplog.text
+
+
 @pytest.mark.parametrize("due_at", ["-infinity", "0044-03-15 12:00:00+00 BC"])
 def test_a_deadline_before_the_year_1_is_set_aside(due_at: str, support: Support, cycle: Cycle, events: Events) -> None:
     good = make_ticket(support, **FIRST_RESPONSE_OVERDUE)
