@@ -7,7 +7,7 @@ What belongs here: validated, frozen values and the protocol of the clock. What 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Protocol
+from typing import NamedTuple, Protocol
 from uuid import UUID
 
 from sla_pipeline.breach import BreachKind
@@ -138,8 +138,7 @@ class MarkTotals:
         return sum(self.by_kind.values())
 
 
-@dataclass(frozen=True, slots=True)
-class BreachRecord:
+class BreachRecord(NamedTuple):
     """One row of the outbox: what is to be published of one ticket. ``seq`` counts from 1 without a gap, in commit order."""
 
     seq: int

@@ -144,7 +144,7 @@ class TransactionalProducer:
         self, topic: str, value: str | bytes, key: bytes, *, headers: Sequence[tuple[str, bytes]] = (), partition: int = ANY_PARTITION
     ) -> None:
         """Hands a record over. Any raise means that the record is not in the transaction, which must not be committed then."""
-        self._client.produce(topic, value, key, partition=partition, headers=list(headers))
+        self._client.produce(topic, value, key, partition, headers=list(headers))
 
     def deliver(self, timeout: float) -> None:
         """Waits until the broker has every record. Raises ``KafkaException`` for a failed one, or one left over."""

@@ -59,10 +59,19 @@ class TopicChecker:
     def check(self, deadline: Deadline | None = None) -> EventTopic:
         """Raises ``KafkaError`` that names topic, setting, value and remedy; ``KafkaUnavailable`` when there is no answer."""
         deadline = deadline or Deadline(_ATTEMPT_SECONDS)
-        admin = self._admin = self._admin or open_admin(self._settings, self._reports)
-        topics = (self._settings.topic, self._settings.progress_topic)
-        partitions = {topic: self._partition_count(admin, topic, deadline) for topic in topics}
-        return _judged(self._settings, partitions, self._configs(admin, topics, deadline))
+        # not `or`: a client has a length, that of its queue, and so counts as false
+        if self._admin is None:
+            self._reports = ClientReports()
+            self._admin = open_admin(self._settings, self._reports)
+        admin, topics = self._admin, (self._settings.topic, self._settings.progress_topic)
+        try:
+            partitions = {topic: self._partition_count(admin, topic, deadline) for topic in topics}
+            configs = self._configs(admin, topics, deadline)
+        except BaseException:
+            # the next one tells afresh why it cannot connect
+            self.close()
+            raise
+        return _judged(self._settings, partitions, configs)
 
     def _partition_count(self, admin: AdminClient, topic: str, deadline: Deadline) -> int:
         with translated(self._settings, "looking up the topics", self._reports, poll=admin.poll, topic=topic):

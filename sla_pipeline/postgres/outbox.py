@@ -7,8 +7,6 @@ not: writing of records (``marking.py``).
 from types import TracebackType
 from typing import Self
 
-from psycopg.rows import args_row
-
 from sla_pipeline.cycle import BreachRecord
 from sla_pipeline.postgres.session import PostgresSettings, translated_errors
 
@@ -79,8 +77,8 @@ class PostgresOutbox:
 
     def records_from(self, seq: int, limit: int) -> list[BreachRecord]:
         """At most ``limit`` records from ``seq`` on, in the order of ``seq``."""
-        with translated_errors(self._settings), self._connection.cursor(row_factory=args_row(BreachRecord)) as cursor:
-            return cursor.execute(_RECORDS, {"seq": seq, "limit": limit}).fetchall()
+        with translated_errors(self._settings):
+            return list(map(BreachRecord._make, self._connection.execute(_RECORDS, {"seq": seq, "limit": limit}).fetchall()))
 
     def advance(self, seq: int) -> None:
         """Note that all up to ``seq`` is published; never goes back."""

@@ -55,6 +55,8 @@ _SETTINGS = {
     "synchronous_commit": "on",
     # a row-level policy must be an error: hidden tickets would be missed in silence
     "row_security": "off",
+    # to start workers takes longer than any of our statements, and the planner, which takes half of the tickets for overdue, would
+    "max_parallel_workers_per_gather": 0,
     "statement_timeout": _STATEMENT_TIMEOUT_MS,
     "lock_timeout": _LOCK_TIMEOUT_MS,
     "idle_in_transaction_session_timeout": _IDLE_IN_TRANSACTION_TIMEOUT_MS,

@@ -1,7 +1,7 @@
 """``make bench``: three ratios, each taken inside one run, since these machines are shared and absolute times drift.
 
 1. Marking: claim and mark of 10,000 tickets in 20 batches, against one SQL statement that marks and records the same.
-2. Publishing: 10,000 breach records through the relay, against a plain idempotent producer that reads and sends the same.
+2. Publishing: 10,000 breach records through the relay, against a plain idempotent producer that reads and sends the same, headers too.
 3. Idling: an empty cycle on 2,000,000 tickets, 200,000 of them breached and still open, against one on 100,000 with none.
 
 Each round runs both sides in turn; printed is the median of the rounds' ratios, with the least and the greatest. The numbers go to
@@ -27,6 +27,7 @@ from rich.table import Table
 
 from sla_pipeline.cycle import CycleInput
 from sla_pipeline.embedded import embedded_kafka, embedded_postgres
+from sla_pipeline.event import event_headers, event_key
 from sla_pipeline.kafka.relay import Relay
 from sla_pipeline.kafka.settings import KafkaSettings
 from sla_pipeline.kafka.topics import create_topics
@@ -82,6 +83,7 @@ _WRITTEN = """
 select md5(string_agg(concat_ws(' ', seq, ticket_id, number, kind, due_at, payload::jsonb - 'EventId' - 'BreachedAt'), ',' order by seq))
 from support.ticket_sla_breaches
 """
+_TO_PUBLISH = "select seq, ticket_id::text, correlation_id, payload from support.ticket_sla_breaches order by seq limit 10000"
 
 
 @dataclass(frozen=True)
@@ -167,9 +169,10 @@ def _publishing(owner_url: str, bootstrap_servers: str, rounds: int) -> Ratio:
             producer = Producer(
                 {"bootstrap.servers": bootstrap_servers, "enable.idempotence": True, "linger.ms": 5, "compression.type": "lz4"}
             )
-            rows = owner.execute("select ticket_id::text, payload from support.ticket_sla_breaches order by seq limit 10000")
-            for ticket_id, payload in rows:
-                producer.produce(plain_settings.topic, payload, ticket_id)
+            with psycopg.connect(owner_url) as session:
+                for seq, ticket_id, run_id, payload in session.execute(_TO_PUBLISH):
+                    headers = event_headers(correlation_id=run_id, outbox_seq=seq)
+                    producer.produce(plain_settings.topic, payload, event_key(ticket_id), headers=list(headers))
             if producer.flush(60):
                 raise SystemExit("the plain producer left records over")
 

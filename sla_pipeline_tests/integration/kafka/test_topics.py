@@ -3,21 +3,25 @@
 import time
 
 import pytest
+from confluent_kafka.admin import AdminClient
 
 from sla_pipeline.cycle import PublishTotals
 from sla_pipeline.errors import KafkaError
+from sla_pipeline.kafka.clients import ClientReports, open_admin
 from sla_pipeline.kafka.relay import Relay
 from sla_pipeline.kafka.settings import KafkaSettings
-from sla_pipeline.kafka.topics import EventTopic, check_topics, create_topics
+from sla_pipeline.kafka.topics import EventTopic, TopicChecker, check_topics, create_topics
 from sla_pipeline_tests.integration.kafka.breach_records import BreachRecords
 from sla_pipeline_tests.integration.kafka.conftest import OutboxFactory, Publish
 from sla_pipeline_tests.integration.kafka.topic_administration import create_topic, delete_topic, set_topic_config, written_offsets
+from sla_pipeline_tests.integration.kafka.waiting import wait_until
 
 
 def test_creating_twice_writes_one_first_record(kafka_settings: KafkaSettings) -> None:
-    before = written_offsets(kafka_settings, kafka_settings.progress_topic)
+    # the record, and the marker of its transaction, which the broker writes a moment after it has answered
+    wait_until(lambda: written_offsets(kafka_settings, kafka_settings.progress_topic) == 2, what="the first record")
     create_topics(kafka_settings)
-    assert written_offsets(kafka_settings, kafka_settings.progress_topic) == before
+    assert written_offsets(kafka_settings, kafka_settings.progress_topic) == 2
 
 
 def test_a_crash_between_creating_and_the_first_record_is_mended_by_the_next_call(
@@ -48,6 +52,20 @@ def test_the_check_tells_the_event_topic_as_it_is(kafka_settings: KafkaSettings)
     assert check_topics(kafka_settings) == EventTopic(
         partition_count=3, max_message_bytes=1048588, retention_ms=86_400_000, min_insync_replicas=1
     )
+
+
+def test_further_checks_use_the_connection_of_the_first(kafka_settings: KafkaSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = []
+
+    def counted(settings: KafkaSettings, reports: ClientReports) -> AdminClient:
+        opened.append(settings)
+        return open_admin(settings, reports)
+
+    monkeypatch.setattr("sla_pipeline.kafka.topics.open_admin", counted)
+    checker = TopicChecker(kafka_settings)
+    assert len({checker.check() for _ in range(3)}) == 1
+    assert len(opened) == 1
+    checker.close()
 
 
 @pytest.mark.parametrize("which", ["topic", "progress_topic"])

@@ -1,6 +1,5 @@
 """The progress record and what a row of the outbox is known by."""
 
-import dataclasses
 import json
 
 import pytest
@@ -27,10 +26,10 @@ def test_the_first_record_survives_the_wire() -> None:
 @pytest.mark.parametrize(
     "other",
     [
-        dataclasses.replace(_RECORDS[0], seq=11),
-        dataclasses.replace(_RECORDS[0], ticket_id="other"),
-        dataclasses.replace(_RECORDS[0], correlation_id="other"),
-        dataclasses.replace(_RECORDS[0], payload="other"),
+        _RECORDS[0]._replace(seq=11),
+        _RECORDS[0]._replace(ticket_id="other"),
+        _RECORDS[0]._replace(correlation_id="other"),
+        _RECORDS[0]._replace(payload="other"),
     ],
 )
 def test_the_digest_covers_all_that_makes_a_row_that_row(other: BreachRecord) -> None:
