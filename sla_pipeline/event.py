@@ -82,9 +82,13 @@ class TicketSlaBreachedKafkaEvent(BaseModel):
     model_config = ConfigDict(
         alias_generator=to_pascal,
         extra="forbid",
+        field_title_generator=lambda name, _: to_pascal(name),
         frozen=True,
         hide_input_in_errors=True,
-        json_schema_extra={"$schema": "https://json-schema.org/draft/2020-12/schema"},
+        json_schema_extra={
+            "$schema": "https://json-schema.org/draft/2020-12/schema",
+            "description": "One breach of one ticket. Ids, enums and timestamps only: no field can carry text of a person.",
+        },
         serialize_by_alias=True,
         title=EVENT_TYPE,
         validate_by_name=True,

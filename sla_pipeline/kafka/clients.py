@@ -31,8 +31,12 @@ _HEAR_SECONDS = 0.1
 _HEAR_TRIES = 3
 # the threads of a client take its records back at once; one that still looks up a name has sent none
 _PURGE_SECONDS = 2.0
-# a setting of producers in the further settings makes every consumer warn, and the other way round
-_QUIET_FACILITIES = ("CONFWARN",)
+_QUIET_FACILITIES = {
+    # a setting of producers in the further settings makes every consumer warn, and the other way round
+    "CONFWARN": logging.DEBUG,
+    # a coordinator that is just starting is asked again; what does not come to an end is told by the call that waits for it
+    "GETPID": logging.INFO,
+}
 # numbers in a line of librdkafka (milliseconds, ids of threads and clients) do not make it another line
 _NUMBER = re.compile(r"\d+")
 
@@ -56,7 +60,7 @@ class ClientReports:
         if key in self._seen:
             return
         self._seen.add(key)
-        _log.log(logging.DEBUG if facility in _QUIET_FACILITIES else level, "%s", line)
+        _log.log(_QUIET_FACILITIES.get(facility, level), "%s", line)
 
 
 def _callbacks(reports: ClientReports) -> dict[str, Any]:

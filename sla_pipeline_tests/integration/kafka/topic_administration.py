@@ -25,12 +25,18 @@ def _admin(settings: KafkaSettings) -> AdminClient:
 
 
 def set_topic_config(settings: KafkaSettings, topic: str, name: str, value: str) -> None:
-    """Changes one setting of a topic."""
+    """Changes one setting of a topic and waits until the broker tells it: the controller answers before the broker has heard of it."""
     entry = ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
     # kept in a variable: a client that is let go forgets what it was asked
     admin = _admin(settings)
     for future in admin.incremental_alter_configs([ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])]).values():
         future.result()
+
+    def told() -> bool:
+        (described,) = admin.describe_configs([ConfigResource(ResourceType.TOPIC, topic)]).values()
+        return bool(described.result()[name].value == value)
+
+    wait_until(told, what=f"{name} of topic {topic} to change")
 
 
 def delete_topic(settings: KafkaSettings, topic: str) -> None:

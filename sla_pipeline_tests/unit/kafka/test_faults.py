@@ -32,6 +32,8 @@ def scene(**changes: object) -> Scene:
         (ClientError._QUEUE_FULL, KafkaError, "queue.buffering.max.messages"),
         (ClientError.OFFSET_OUT_OF_RANGE, KafkaError, "retention is shorter"),
         (ClientError.INVALID_REPLICATION_FACTOR, KafkaError, "refuses the request"),
+        # of a topic that was checked a moment ago: the client has not heard of its partitions yet
+        (ClientError._UNKNOWN_PARTITION, KafkaUnavailable, "did not answer"),
         (ClientError._FENCED, PublisherFenced, "another publisher has taken over events.relay"),
         (ClientError.PRODUCER_FENCED, PublisherFenced, "another publisher has taken over"),
         (ClientError.INVALID_PRODUCER_EPOCH, PublisherFenced, "another publisher has taken over"),

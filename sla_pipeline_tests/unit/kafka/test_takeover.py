@@ -56,8 +56,10 @@ def test_the_clients_log_repeats_no_line(caplog: pytest.LogCaptureFixture) -> No
     for milliseconds in (1, 20, 300):
         reports.log(40, "%s [%s] %s", "FAIL", "rdkafka#producer-1", f"Connection refused (after {milliseconds}ms)")
     reports.log(30, "%s [%s] %s", "CONFWARN", "rdkafka#consumer-2", "linger.ms is a producer property")
+    reports.log(30, "%s [%s] %s", "GETPID", "rdkafka#producer-1", "Coordinator load in progress: retrying")
     told = [(record.name, record.levelname, record.getMessage()) for record in caplog.records]
     assert told == [
         ("sla_pipeline.kafka", "ERROR", "FAIL [rdkafka#producer-1] Connection refused (after 1ms)"),
         ("sla_pipeline.kafka", "DEBUG", "CONFWARN [rdkafka#consumer-2] linger.ms is a producer property"),
+        ("sla_pipeline.kafka", "INFO", "GETPID [rdkafka#producer-1] Coordinator load in progress: retrying"),
     ]
