@@ -171,14 +171,29 @@ def single_runner_from_environment() -> bool:
 
 @contextlib.contextmanager
 def translated_errors(settings: PostgresSettings) -> Iterator[None]:
-    """Turn the driver's errors into ours; what it does not know goes through as it is."""
+    """Turn the driver's errors into ours; what it does not know goes through as it is.
+
+    A stop request that meets the driver while it waits is raised as itself, not as what the driver complains of on its way out.
+    """
     try:
         yield
     except psycopg.Error as error:
+        request = _stop_request_behind(error)
+        if request is not None:
+            raise request from None
         ours = translate(error, settings)
         if ours is None:
             raise
         raise ours from error
+
+
+def _stop_request_behind(error: BaseException) -> BaseException | None:
+    """The interruption during which an error arose, if there was one."""
+    while error.__context__ is not None:
+        error = error.__context__
+        if not isinstance(error, Exception):
+            return error
+    return None
 
 
 def translate(  # noqa: PLR0911 - one return a fault reads best

@@ -4,6 +4,7 @@ The cases of a job under Dagster, launchpad and termination, are in ``integratio
 """
 
 import os
+import signal
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -228,6 +229,40 @@ def test_stop_inside_a_batch(step: str, support: Support, cycle: Cycle, events: 
     free = support.execute("select id::text from support.tickets order by first_response_due_at for update nowait").fetchall()
     assert [ticket for (ticket,) in free] == tickets
     support.execute("select 1 from support.ticket_sla_relay for update nowait")
+    assert cycle().processed == 20
+    assert [event.ticket_id for event in events()] == tickets
+
+
+class _Stop(BaseException):
+    """As Dagster's, which a signal raises wherever the code is."""
+
+
+@pytest.mark.parametrize("request_to_stop", [KeyboardInterrupt, _Stop])
+def test_stop_while_the_server_writes_a_batch(request_to_stop: type[BaseException], support: Support, cycle: Cycle, events: Events) -> None:
+    tickets = make_tickets(support, 30, **FIRST_RESPONSE_OVERDUE)
+    support.execute(
+        "create function support.slowly() returns trigger language plpgsql as $$ begin perform pg_sleep(0.2); return new; end $$"
+    )
+    support.execute("create trigger slowly before update on support.tickets for each row execute function support.slowly()")
+    steps: list[str] = []
+
+    def stopped(*_: object) -> None:
+        raise request_to_stop
+
+    def alarm_in_the_next_batch(name: str) -> None:
+        steps.append(name)
+        if name == "batch_locked" and steps.count(name) == 2:
+            signal.setitimer(signal.ITIMER_REAL, 0.5)
+
+    previous = signal.signal(signal.SIGALRM, stopped)
+    try:
+        with pytest.raises(request_to_stop):
+            cycle(CycleInput(batch_size=10), on_step=alarm_in_the_next_batch)
+    finally:
+        signal.signal(signal.SIGALRM, previous)
+    assert breached_ids(support) == set(tickets[:10])
+    assert support.execute("select state, processed_count from support.ticket_sla_cycles").fetchall() == [("canceled", 10)]
+    support.execute("drop trigger slowly on support.tickets")
     assert cycle().processed == 20
     assert [event.ticket_id for event in events()] == tickets
 
