@@ -70,6 +70,14 @@ def make_tickets(
     return ids
 
 
+def before_update(connection: psycopg.Connection[Any], body: str) -> None:
+    """A trigger of the support service; ``body`` is PL/pgSQL and sees ``new``."""
+    connection.execute(f"create function support.before_update() returns trigger language plpgsql as $$ begin {body} return new; end $$")
+    connection.execute(
+        "create trigger before_update before update on support.tickets for each row execute function support.before_update()"
+    )
+
+
 def change(connection: psycopg.Connection[Any], ticket_id: str, **values: object) -> int:
     """What an operator or a script does to one ticket; returns the number of rows that were updated."""
     assignments = sql.SQL(", ").join(sql.SQL("{} = {}").format(sql.Identifier(name), sql.Placeholder(name)) for name in values)

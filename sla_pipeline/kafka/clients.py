@@ -5,7 +5,6 @@ What belongs here: making a client, its log, its last error, the life of a produ
 
 import logging
 import re
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -16,6 +15,7 @@ from confluent_kafka.admin import AdminClient
 
 from sla_pipeline.errors import SlaPipelineError
 from sla_pipeline.kafka import faults
+from sla_pipeline.kafka.deadline import Deadline
 from sla_pipeline.kafka.settings import KafkaSettings, admin_config, consumer_config, producer_config
 
 __all__ = ["ClientReports", "TransactionalProducer", "open_admin", "open_consumer", "translated"]
@@ -148,16 +148,16 @@ class TransactionalProducer:
         self, topic: str, value: str | bytes, key: bytes, *, headers: Sequence[tuple[str, bytes]] = (), partition: int = ANY_PARTITION
     ) -> None:
         """Hands a record over. Any raise means that the record is not in the transaction, which must not be committed then."""
-        self._client.produce(topic, value, key, partition, headers=list(headers))
+        self._client.produce(topic, value, key, partition=partition, headers=list(headers))
 
     def deliver(self, timeout: float) -> None:
         """Waits until the broker has every record. Raises ``KafkaException`` for a failed one, or one left over."""
-        deadline = time.monotonic() + timeout
+        patience = Deadline(timeout)
         while (left_count := self._client.flush(_FLUSH_SECONDS)) or self._failed:
             if self._failed:
                 # what is left is not even sent any more, and would be waited for in vain
                 raise KafkaException(self._failed[0][0])
-            if time.monotonic() > deadline:
+            if not patience.remaining_seconds():
                 raise KafkaException(ClientError(ClientError._MSG_TIMED_OUT, f"{left_count} records undelivered after {timeout:.1f} s"))
 
     def commit(self, timeout: float) -> None:
@@ -198,7 +198,7 @@ class TransactionalProducer:
             return
         producer.purge()
         # purge does not wait, whatever its "blocking" says: the client passes that on the wrong way round
-        deadline = time.monotonic() + _PURGE_SECONDS
-        while len(producer) and time.monotonic() < deadline:
+        patience = Deadline(_PURGE_SECONDS)
+        while len(producer) and patience.remaining_seconds():
             with suppress(Exception):
                 producer.poll(_HEAR_SECONDS)

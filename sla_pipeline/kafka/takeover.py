@@ -91,8 +91,7 @@ class Takeover:
     transaction_limit: int
     _step: str = field(default="", init=False)
     _producer: TransactionalProducer | None = field(default=None, init=False)
-    _records: list[BreachRecord] = field(default_factory=list, init=False)
-    _in_hand: BreachRecord | None = field(default=None, init=False)
+    _handed_over: list[BreachRecord] = field(default_factory=list, init=False)
 
     def run(self, totals: PublishTotals) -> None:
         """Publishes up to ``transaction_limit`` waiting records and counts them in ``totals`` once they are committed.
@@ -170,9 +169,8 @@ class Takeover:
         producer.begin()
         self._did("begun")
 
-        self._records = records
         for record in records:
-            self._in_hand = record
+            self._handed_over.append(record)
             headers = event_headers(correlation_id=record.correlation_id, outbox_seq=record.seq)
             producer.produce(topic, record.payload, event_key(record.ticket_id), headers=headers)
         progress = Progress.of(records, self.run_id)
@@ -215,6 +213,6 @@ class Takeover:
         """
         failed = set(producer.failed_keys())
         if failed:
-            found = [record for record in self._records if event_key(record.ticket_id) in failed]
+            found = [record for record in self._handed_over if event_key(record.ticket_id) in failed]
             return sorted(found, key=lambda record: len(record.payload), reverse=True)
-        return [self._in_hand] if self._in_hand is not None and self._step == "begun" else []
+        return self._handed_over[-1:] if self._step == "begun" else []

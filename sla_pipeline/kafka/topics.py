@@ -61,7 +61,6 @@ class TopicChecker:
         deadline = deadline or Deadline(_ATTEMPT_SECONDS)
         # not `or`: a client has a length, that of its queue, and so counts as false
         if self._admin is None:
-            self._reports = ClientReports()
             self._admin = open_admin(self._settings, self._reports)
         admin, topics = self._admin, (self._settings.topic, self._settings.progress_topic)
         try:
@@ -89,8 +88,8 @@ class TopicChecker:
         return configs
 
     def close(self) -> None:
-        """Lets the admin client go. May be called again."""
-        self._admin = None
+        """Lets the admin client go, and what it has told. May be called again."""
+        self._admin, self._reports = None, ClientReports()
 
 
 def _judged(settings: KafkaSettings, partitions: Mapping[str, int], configs: Mapping[str, Mapping[str, str]]) -> EventTopic:

@@ -143,9 +143,15 @@ def _event_of(ticket: LockedTicket, now_utc: datetime) -> _Found | BadRow:
 
 
 def _write(
-    connection: psycopg.Connection, tickets: Sequence[LockedTicket], *, now_utc: datetime, run_id: str, bad: list[BadRow]
+    connection: psycopg.Connection,
+    tickets: Sequence[LockedTicket],
+    *,
+    now_utc: datetime,
+    run_id: str,
+    bad: list[BadRow],
+    alone: bool = False,
 ) -> list[_Found]:
-    """Write all, or, where some rows' data make that fail, all but those, which go to ``bad``."""
+    """Write all, or, where some rows' data make that fail, all but those, which go to ``bad``; ``alone`` for one, tried by itself."""
     try:
         with connection.transaction():
             return _write_all(connection, tickets, now_utc=now_utc, run_id=run_id)
@@ -157,27 +163,16 @@ def _write(
     except (psycopg.Error, _RowUnchanged) as error:
         if not _is_of_a_row(error):
             raise
-        return _write_singly(connection, tickets, now_utc=now_utc, run_id=run_id, bad=bad)
-
-
-def _write_singly(
-    connection: psycopg.Connection, tickets: Sequence[LockedTicket], *, now_utc: datetime, run_id: str, bad: list[BadRow]
-) -> list[_Found]:
+        if alone:
+            (ticket,) = tickets
+            breach = judge(ticket, now_utc)
+            bad.append(BadRow(ticket.id, ticket.number, breach.kind if breach else BreachKind.RESOLUTION, _described(error)))
+            return []
     written: list[_Found] = []
     for ticket in tickets:
-        try:
-            with connection.transaction():
-                # locked and read again: a record that was committed between the first look and the lock is seen now
-                now_seen = lock_batch(connection, [ticket.id], now_utc=now_utc, tenant_id=None)
-                written += _write_all(connection, now_seen, now_utc=now_utc, run_id=run_id)
-        except _NoEvents as without:
-            bad += without.rows
-        except (psycopg.Error, _RowUnchanged) as error:
-            if not _is_of_a_row(error):
-                raise
-            breach = judge(ticket, now_utc)
-            kind = breach.kind if breach else BreachKind.RESOLUTION
-            bad.append(BadRow(ticket.id, ticket.number, kind, _described(error)))
+        # locked and read again: a record that was committed between the first look and the lock is seen now
+        now_seen = lock_batch(connection, [ticket.id], now_utc=now_utc, tenant_id=None)
+        written += _write(connection, now_seen, now_utc=now_utc, run_id=run_id, bad=bad, alone=True)
     return written
 
 

@@ -9,7 +9,7 @@ from datetime import datetime
 
 import psycopg
 
-from sla_pipeline.postgres.tickets import OVERDUE
+from sla_pipeline.postgres.tickets import OVERDUE, id_array
 
 __all__ = ["add", "forget", "forget_mended"]
 
@@ -41,7 +41,7 @@ def add(connection: psycopg.Connection, rows: Sequence[tuple[str, str, str, str]
 def forget(connection: psycopg.Connection, ids: Sequence[str]) -> None:
     """Take rows out that have been marked."""
     if ids:
-        connection.execute(_FORGET, {"ids": list(ids)})
+        connection.execute(_FORGET, {"ids": id_array(ids)})
 
 
 def forget_mended(connection: psycopg.Connection, *, now_utc: datetime) -> None:

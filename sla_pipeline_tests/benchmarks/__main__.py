@@ -10,10 +10,8 @@ Each round runs both sides in turn; printed is the median of the rounds' ratios,
 
 import json
 import statistics
-import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -37,6 +35,7 @@ from sla_pipeline.monitor.steps import Database
 from sla_pipeline.postgres.migrate import upgrade
 from sla_pipeline.postgres.outbox import PostgresOutbox
 from sla_pipeline.postgres.session import PostgresSettings
+from sla_pipeline_tests.shared_servers import server_folder
 
 console = Console(stderr=True)
 
@@ -224,21 +223,13 @@ class _Clock:
         return datetime.now(UTC)
 
 
-@contextmanager
-def _folder() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="sla-bench-") as name:
-        folder = Path(name)
-        folder.chmod(0o755)  # root's PostgreSQL runs as nobody
-        yield folder
-
-
 def main(
     rounds: Annotated[int, typer.Option(min=1, help="Counted rounds of each pair.")] = 7,
     only: Annotated[str, typer.Option(help="Run only those whose name holds this word: marking, publishing, idling.")] = "",
     json_file: Annotated[Path, typer.Option(help="Where the numbers go.")] = Path("build/bench.json"),
 ) -> None:
     """Measure the three ratios on embedded PostgreSQL (durable) and Kafka."""
-    with _folder() as folder, embedded_postgres(folder / "postgres") as postgres, embedded_kafka(folder / "kafka") as kafka:
+    with server_folder() as folder, embedded_postgres(folder / "postgres") as postgres, embedded_kafka(folder / "kafka") as kafka:
         urls = {name: postgres.database(f"bench_{name}") for name in ("busy", "small", "large")}
         for url in urls.values():
             upgrade(url, with_tickets=True)

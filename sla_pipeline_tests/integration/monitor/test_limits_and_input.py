@@ -31,6 +31,7 @@ from sla_pipeline_tests.tickets import (
     MICROSECOND,
     NOW,
     RESOLUTION_OVERDUE,
+    before_update,
     breached_ids,
     make_ticket,
     make_tickets,
@@ -240,10 +241,7 @@ class _Stop(BaseException):
 @pytest.mark.parametrize("request_to_stop", [KeyboardInterrupt, _Stop])
 def test_stop_while_the_server_writes_a_batch(request_to_stop: type[BaseException], support: Support, cycle: Cycle, events: Events) -> None:
     tickets = make_tickets(support, 30, **FIRST_RESPONSE_OVERDUE)
-    support.execute(
-        "create function support.slowly() returns trigger language plpgsql as $$ begin perform pg_sleep(0.2); return new; end $$"
-    )
-    support.execute("create trigger slowly before update on support.tickets for each row execute function support.slowly()")
+    before_update(support, "perform pg_sleep(0.2);")
     steps: list[str] = []
 
     def stopped(*_: object) -> None:
@@ -262,7 +260,7 @@ def test_stop_while_the_server_writes_a_batch(request_to_stop: type[BaseExceptio
         signal.signal(signal.SIGALRM, previous)
     assert breached_ids(support) == set(tickets[:10])
     assert support.execute("select state, processed_count from support.ticket_sla_cycles").fetchall() == [("canceled", 10)]
-    support.execute("drop trigger slowly on support.tickets")
+    support.execute("drop trigger before_update on support.tickets")
     assert cycle().processed == 20
     assert [event.ticket_id for event in events()] == tickets
 

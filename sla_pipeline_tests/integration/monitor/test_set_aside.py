@@ -14,6 +14,7 @@ from sla_pipeline_tests.tickets import (
     MINUTE,
     NOW,
     RESOLUTION_OVERDUE,
+    before_update,
     breached_ids,
     change,
     close,
@@ -29,12 +30,6 @@ def _set_aside(support: Support) -> list[tuple[Any, ...]]:
     return support.execute(
         "select ticket_id::text, number, kind, try_count, first_failed_at, last_failed_at, next_try_at from support.ticket_sla_set_aside"
     ).fetchall()
-
-
-def _before_update(support: Support, body: str) -> None:
-    """A trigger of the support service; ``body`` is PL/pgSQL and sees ``new``."""
-    support.execute(f"create function support.before_update() returns trigger language plpgsql as $$ begin {body} return new; end $$")
-    support.execute("create trigger before_update before update on support.tickets for each row execute function support.before_update()")
 
 
 @pytest.mark.parametrize(
@@ -54,7 +49,7 @@ def test_a_trigger_that_objects_to_one_row_does_not_stop_the_others(
 ) -> None:
     good = make_tickets(support, 20, **FIRST_RESPONSE_OVERDUE | {"first_response_due_at": NOW - HOUR})
     bad = make_ticket(support, **RESOLUTION_OVERDUE | {"number": "BAD-1"})
-    _before_update(support, f"if new.number = 'BAD-1' and new.sla_breached then {body} end if;")
+    before_update(support, f"if new.number = 'BAD-1' and new.sla_breached then {body} end if;")
 
     report = cycle()
 
@@ -92,7 +87,7 @@ def test_a_row_that_the_database_refuses_beside_one_that_makes_no_event(
     good = make_tickets(support, 3, **FIRST_RESPONSE_OVERDUE)
     without_event = make_ticket(support, **FIRST_RESPONSE_OVERDUE, priority="Urgent")
     refused = make_ticket(support, **FIRST_RESPONSE_OVERDUE | {"number": "BAD-1"})
-    _before_update(support, "if new.number = 'BAD-1' then raise exception 'secret'; end if;")
+    before_update(support, "if new.number = 'BAD-1' then raise exception 'secret'; end if;")
     report = cycle()
     assert report.processed == 3
     assert {error.split(" set aside: ")[0].split("(")[1]: error.split(" set aside: ")[1][:21] for error in report.errors} == {

@@ -13,9 +13,10 @@ import pytest
 from sla_pipeline.cycle import BATCH_SIZE, MAX_BATCHES_PER_CYCLE, CycleInput
 from sla_pipeline.kafka.events import read_events
 from sla_pipeline.kafka.settings import KafkaSettings
+from sla_pipeline_tests.benchmarks.overload import come_overdue
+from sla_pipeline_tests.benchmarks.overload_process import Worker
 from sla_pipeline_tests.integration.conftest import Cycle, Events
-from sla_pipeline_tests.integration.overload.worker_process import Worker
-from sla_pipeline_tests.tickets import FIRST_RESPONSE_OVERDUE, HOUR, NOW, breached_ids, make_tickets
+from sla_pipeline_tests.tickets import FIRST_RESPONSE_OVERDUE, NOW, breached_ids, make_tickets
 
 Support = psycopg.Connection[Any]
 _CEILING = BATCH_SIZE.default * MAX_BATCHES_PER_CYCLE.default
@@ -24,20 +25,6 @@ _CYCLE_COUNT = 4
 # a cycle's ids, rows and payloads, kept by mistake, would be some 20 MB for each cycle
 _MEMORY_GROWTH_MB = 15
 _MEMORY_MB = 300
-
-# every third is late to be resolved, the others to be answered; half of each kind is due at the same moments as the others
-_COME = """
-insert into support.tickets (id, number, tenant_id, queue_id, requester_user_id, priority, status, first_response_due_at,
-    first_response_at, resolution_due_at)
-select gen_random_uuid(), %(wave)s || '-' || g, gen_random_uuid(), gen_random_uuid(), gen_random_uuid(), 'High', 'InWork',
-    %(due_from)s + (g / 2) * interval '1 millisecond',
-    case when g %% 3 = 0 then %(now)s - interval '30 days' end, %(now)s - interval '1 minute'
-from generate_series(1, %(count)s) g
-"""
-
-
-def _come(support: Support, wave: str, count: int, *, due_hours_ago: int, now: datetime) -> None:
-    support.execute(_COME, {"wave": wave, "count": count, "due_from": now - due_hours_ago * HOUR, "now": now})
 
 
 def _numbers_marked_by_cycle(support: Support) -> list[list[str]]:
@@ -59,14 +46,14 @@ def _waves(numbers: list[str]) -> dict[str, int]:
 def test_two_hundred_thousand_at_once(support: Support, worker_url: str, kafka_settings: KafkaSettings) -> None:
     # the worker goes by the system's clock
     now = datetime.now(UTC)
-    _come(support, "first", _BACKLOG, due_hours_ago=24, now=now)
+    come_overdue(support, "first", _BACKLOG, due_hours_ago=24, now=now)
     support.execute("vacuum analyze support.tickets")
     outcomes = []
     with Worker(worker_url, kafka_settings) as worker:
         outcomes.append(worker.cycle())
         # a thousand that became overdue a moment ago, and a hundred, moved here from elsewhere, that were due before all others
-        _come(support, "new", 1_000, due_hours_ago=1, now=now)
-        _come(support, "old", 100, due_hours_ago=240, now=now)
+        come_overdue(support, "new", 1_000, due_hours_ago=1, now=now)
+        come_overdue(support, "old", 100, due_hours_ago=240, now=now)
         outcomes += [worker.cycle() for _ in range(_CYCLE_COUNT - 1)]
 
     assert [outcome.errors for outcome in outcomes] == [[]] * _CYCLE_COUNT
@@ -98,10 +85,10 @@ def test_what_comes_into_a_backlog_is_taken_in_its_turn(support: Support, cycle:
     """Every cycle half a ceiling comes in; each wave is marked after those that were due before it, and none is left."""
     given = CycleInput(batch_size=10, max_batches_per_cycle=2)
     waves = [f"wave{number}" for number in range(10)]
-    _come(support, waves[0], 140, due_hours_ago=24, now=NOW)
+    come_overdue(support, waves[0], 140, due_hours_ago=24, now=NOW)
     for number, wave in enumerate(waves[1:], start=1):
         assert cycle(given).processed == given.ceiling
-        _come(support, wave, given.ceiling // 2, due_hours_ago=24 - number, now=NOW)
+        come_overdue(support, wave, given.ceiling // 2, due_hours_ago=24 - number, now=NOW)
     while cycle(given).has_more:
         pass
     marked = [number.partition("-")[0] for numbers in _numbers_marked_by_cycle(support) for number in numbers]
