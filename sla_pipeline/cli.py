@@ -120,8 +120,7 @@ def cycle(
     else:
         kinds = ", ".join(f"{count} {kind}" for kind, count in report.by_kind.items())
         out.print(
-            report.skipped
-            or f"{report.processed} marked ({kinds}) in {report.batches} batches, {report.published} published, backlog {report.backlog}, "
+            f"{report.processed} marked ({kinds}) in {report.batches} batches, {report.published} published, backlog {report.backlog}, "
             f"{report.lock_skips} held by others, {len(report.errors)} errors, {report.duration_ms / 1000:.2f} s"
         )
     report.raise_if_failed()

@@ -12,6 +12,7 @@ import dagster as dg
 from pydantic import Field, ValidationInfo, field_validator
 
 from sla_pipeline.cycle import BATCH_SIZE, MAX_BATCHES_PER_CYCLE, CycleInput, SystemClock
+from sla_pipeline.errors import CycleLocked
 from sla_pipeline.monitor import steps
 from sla_pipeline.monitor.resources import KafkaResource, PostgresResource
 
@@ -45,9 +46,12 @@ class CycleConfig(dg.Config):
 
 @dg.op(description="Check clock and schema, then read once, in order, the tickets that are overdue.", tags={"sla/step": "claim"})
 def claim_overdue(context: dg.OpExecutionContext, config: CycleConfig, postgres: PostgresResource) -> steps.Claim:
-    """SPEC 5.1 to 5.3."""
+    """SPEC 5.1 to 5.3. A cycle that the single-runner lock keeps out is no success: it fails here, and nothing is materialized."""
     given = CycleInput(config.batch_size, config.max_batches_per_cycle, config.tenant_id)
-    return steps.claim_overdue(postgres.database(), SystemClock(), given, run_id=context.run_id)
+    try:
+        return steps.claim_overdue(postgres.database(), SystemClock(), given, run_id=context.run_id)
+    except CycleLocked as locked:
+        raise dg.Failure(description=f"skipped: {locked}", allow_retries=False) from None
 
 
 @dg.op(description="Mark them batch by batch, flag and breach record in one transaction.", tags={"sla/step": "mark"})
@@ -134,6 +138,4 @@ def cycle_metadata(report: steps.CycleReport) -> dict[str, dg.MetadataValue]:
     }
     if report.backlog is not None:
         metadata["backlog"] = dg.MetadataValue.int(report.backlog)
-    if report.skipped is not None:
-        metadata["skipped"] = dg.MetadataValue.text(report.skipped)
     return metadata

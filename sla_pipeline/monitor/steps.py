@@ -91,8 +91,6 @@ class Claim:
     cycle_id: int | None = None
     batches: tuple[tuple[str, ...], ...] = ()
     claim_ms: float = 0.0
-    skipped: str | None = None
-    """Why this cycle does nothing; None for one that works."""
 
     @property
     def claimed_count(self) -> int:
@@ -138,7 +136,6 @@ class CycleReport:
     publish_ms: float
     duration_ms: float
     errors: list[str] = field(default_factory=list)
-    skipped: str | None = None
 
     def raise_if_failed(self) -> None:
         """Raises ``CycleFailed`` with all that failed."""
@@ -201,7 +198,8 @@ def _journal_counts(totals: MarkTotals) -> dict[str, Any]:
 def claim_overdue(database: Database, clock: Clock, given: CycleInput, *, run_id: str, on_step: OnStep = no_step) -> Claim:
     """Check what a cycle stands on, open its journal row, and read once, in order, the tickets that it will try to mark (SPEC 5.1 to 5.3).
 
-    Raises ``DatabaseError``, ``DatabaseUnavailable``, ``ClockSkewError``: nothing was touched then.
+    Raises ``DatabaseError``, ``DatabaseUnavailable``, ``ClockSkewError``, and ``CycleLocked`` when another runner holds the lock of the
+    single-runner mode: nothing was touched then.
     """
     began = time.monotonic()
     now_utc = clock.now_utc()
@@ -216,7 +214,7 @@ def claim_overdue(database: Database, clock: Clock, given: CycleInput, *, run_id
                 preconditions.take_single_runner_lock(connection)
             except CycleLocked as locked:
                 log.info("cycle skipped", extra={"jobRunId": run_id, "reason": str(locked)})
-                return Claim(run_id, now_utc, given, began, skipped=str(locked))
+                raise
         for dead_id, dead_run in journal.sweep_abandoned(connection):
             log.warning("an earlier cycle ended without a word", extra={"jobRunId": dead_run, "cycleId": dead_id})
         schema.warn_of_missing_indexes(connection)
@@ -295,16 +293,15 @@ def publish_breaches(database: Database, relay: Callable[[], Relay], marked: Mar
     began = time.monotonic()
     claim = marked.claim
     totals = PublishTotals()
-    if claim.skipped is None:
-        with _journaled(database, claim, marked.totals, totals):
-            try:
-                publisher = relay()
-                publisher.check_topics()
-                with database.outbox() as outbox:
-                    publisher.publish(outbox, run_id=claim.run_id, totals=totals)
-            except SlaPipelineError as error:
-                log.error("publishing failed", extra={"jobRunId": claim.run_id, "error": str(error)})  # noqa: TRY400  it says it all
-                totals.errors.append(f"publishing failed: {error}")
+    with _journaled(database, claim, marked.totals, totals):
+        try:
+            publisher = relay()
+            publisher.check_topics()
+            with database.outbox() as outbox:
+                publisher.publish(outbox, run_id=claim.run_id, totals=totals)
+        except SlaPipelineError as error:
+            log.error("publishing failed", extra={"jobRunId": claim.run_id, "error": str(error)})  # noqa: TRY400  it says it all
+            totals.errors.append(f"publishing failed: {error}")
     return Published(marked, totals, _since(began))
 
 
@@ -314,9 +311,8 @@ def close_cycle(database: Database, clock: Clock, published: Published) -> Cycle
     claim, totals = marked.claim, marked.totals
     errors = [*totals.errors, *published.totals.errors]
     backlog: int | None = None
-    if claim.skipped is None:
-        with _journaled(database, claim, totals, published.totals), database.session() as connection:
-            backlog = tickets.count_backlog(connection, now_utc=clock.now_utc(), tenant_id=claim.given.tenant_id)
+    with _journaled(database, claim, totals, published.totals), database.session() as connection:
+        backlog = tickets.count_backlog(connection, now_utc=clock.now_utc(), tenant_id=claim.given.tenant_id)
     report = CycleReport(
         run_id=claim.run_id,
         cycle_id=claim.cycle_id,
@@ -334,7 +330,6 @@ def close_cycle(database: Database, clock: Clock, published: Published) -> Cycle
         publish_ms=published.publish_ms,
         duration_ms=_since(claim.began),
         errors=errors,
-        skipped=claim.skipped,
     )
     if claim.cycle_id is not None:
         with database.session() as connection:

@@ -9,7 +9,7 @@ from psycopg.rows import dict_row
 
 from sla_pipeline.cycle import CycleInput, SimulatedClock
 from sla_pipeline.embedded.ports import free_ports
-from sla_pipeline.errors import CycleFailed
+from sla_pipeline.errors import CycleFailed, CycleLocked
 from sla_pipeline.kafka.relay import Relay
 from sla_pipeline.kafka.settings import KafkaSettings
 from sla_pipeline.monitor.runner import run_cycle
@@ -170,9 +170,9 @@ def test_single_runner_mode_leaves_the_cycle_to_the_other_runner(
     with first.session() as connection:
         connection.execute("select pg_advisory_lock(hashtextextended(%s, 0))", (_SINGLE_RUNNER_LOCK,))
 
-    report = run_cycle(second, relay, clock=clock)
-    assert report.skipped == f"another runner holds the advisory lock {_SINGLE_RUNNER_LOCK!r}: this cycle is left to it"
-    assert (report.processed, report.batches, report.published, report.backlog, report.errors) == (0, 0, 0, None, [])
+    with pytest.raises(CycleLocked) as locked:
+        run_cycle(second, relay, clock=clock)
+    assert str(locked.value) == f"another runner holds the advisory lock {_SINGLE_RUNNER_LOCK!r}: this cycle is left to it"
     assert row_versions(support) == before
     assert _rows(support) == []
     assert "cycle skipped" in [record.getMessage() for record in logged]
