@@ -11,13 +11,14 @@ from typing import NamedTuple, Protocol
 from uuid import UUID
 
 from sla_pipeline.breach import BreachKind
-from sla_pipeline.errors import InputError
+from sla_pipeline.errors import InputError, SlaPipelineError
 from sla_pipeline.quoting import quoted
 
 __all__ = [
     "BATCH_SIZE",
     "MAX_BATCHES_PER_CYCLE",
     "BreachRecord",
+    "Claim",
     "Clock",
     "CycleInput",
     "IntegerRange",
@@ -121,6 +122,30 @@ class CycleInput:
         return self.batch_size * self.max_batches_per_cycle
 
 
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """The tickets that a cycle has found to mark. ``batches`` holds their ids in the order of SPEC 5.3, at most ``batch_size`` each."""
+
+    run_id: str
+    now_utc: datetime
+    given: CycleInput
+    began: float
+    """Monotonic seconds at the start."""
+    cycle_id: int | None = None
+    """The journal row; None when the journal could not be written."""
+    batches: tuple[tuple[str, ...], ...] = ()
+    claim_ms: float = 0.0
+    errors: tuple[str, ...] = ()
+    """Faults that did not keep the cycle from going on."""
+    fault: SlaPipelineError | None = None
+    """The fault that left the claim empty."""
+
+    @property
+    def claimed_count(self) -> int:
+        """Tickets claimed."""
+        return sum(map(len, self.batches))
+
+
 @dataclass(slots=True)
 class MarkTotals:
     """What the marking of a cycle came to; counts of tickets unless the name says otherwise."""
@@ -131,6 +156,8 @@ class MarkTotals:
     remarked: int = 0
     """Tickets whose flag somebody had put back after their event was recorded: marked again, without a second event."""
     errors: list[str] = field(default_factory=list)
+    fault: SlaPipelineError | None = None
+    """The fault that ended the marking before its end."""
 
     @property
     def processed(self) -> int:

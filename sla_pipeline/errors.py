@@ -21,6 +21,10 @@ class DatabaseError(SlaPipelineError):
     """Postgres is not as the job needs it: missing table, column, right or migration. Permanent until someone acts."""
 
 
+class RightMissing(DatabaseError):
+    """The worker's login lacks a right. Permanent until someone grants it."""
+
+
 class DatabaseUnavailable(SlaPipelineError):
     """Postgres could not be reached or broke off. Retryable: the next cycle tries again (SPEC 8)."""
 
@@ -55,6 +59,10 @@ class PublisherFenced(SlaPipelineError):
 
 class FailClosed(SlaPipelineError):
     """Postgres and Kafka contradict each other: publishing stops until a person decides, because guessing would double or lose events."""
+
+
+class UnexpectedFault(SlaPipelineError):
+    """A step met an error that nobody foresaw: a fault of this package. The log has its traceback."""
 
 
 class CycleFailed(SlaPipelineError):

@@ -60,7 +60,7 @@ class Relay:
         """Checks both topics now. Raises ``KafkaError`` that names topic, setting, value and remedy, or ``KafkaUnavailable``."""
         return self._topics.check()
 
-    def publish(self, outbox: Outbox, *, run_id: str, totals: PublishTotals | None = None) -> PublishTotals:
+    def publish(self, outbox: Outbox, *, run_id: str, totals: PublishTotals | None = None, seconds: float | None = None) -> PublishTotals:
         """Publishes what waits, leftovers of earlier cycles first, until nothing waits or the time for it is nearly used up (20 s).
 
         ``run_id`` is noted in the progress record. ``totals`` is filled as transactions commit, so that a caller keeps the count of an
@@ -69,9 +69,10 @@ class Relay:
         or what the outbox raises.
         """
         totals = totals if totals is not None else PublishTotals()
+        self.check_topics()
         if _nothing_waits(outbox):
             return totals
-        deadline = Deadline(self._publish_seconds)
+        deadline = Deadline(seconds or self._publish_seconds)
         self._take_lock(outbox, deadline)
         try:
             while True:

@@ -4,10 +4,12 @@ What belongs here: the order of things, the loop over batches, what is counted, 
 (``ops.py``), statements (``postgres/``), the protocol of Kafka (``kafka/``).
 
 Which fault ends what:
-- a fault that would meet every batch (wrong clock, missing table, missing right, server gone) ends the cycle at once;
-- a fault of one batch rolls that batch back, is counted, and the next batch goes on;
-- a fault of one row sets the row aside, and its batch goes on;
-- a fault of Kafka ends the publishing: marks stay, their records wait, the next cycle publishes them first.
+- a fault of what the cycle stands on (wrong clock, wrong database, server gone) ends it at once, with nothing touched;
+- a fault that would meet every ticket (missing table, missing right, session gone) ends the marking;
+- a fault of one batch rolls that batch back, and its tickets are tried in smaller pieces; one that fails alone is set aside;
+- a fault of Kafka ends the publishing: marks stay, their records wait, the next cycle publishes them first;
+- a fault of the journal or of the table of rows set aside ends nothing.
+Whatever ends the marking, what waits is published and the cycle is closed and recorded, within one bound in time.
 A cycle in which anything failed is reported failed at its very end, after all the rest was done and recorded.
 """
 
@@ -19,17 +21,14 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-import psycopg
-
 from sla_pipeline.breach import BreachKind
-from sla_pipeline.cycle import Clock, CycleInput, MarkTotals, OnStep, PublishTotals, no_step
-from sla_pipeline.errors import CycleFailed, CycleLocked, CycleStopped, DatabaseBusy, SlaPipelineError
+from sla_pipeline.cycle import Claim, Clock, CycleInput, MarkTotals, OnStep, PublishTotals, no_step
+from sla_pipeline.errors import CycleFailed, CycleLocked, SlaPipelineError
 from sla_pipeline.kafka.relay import Relay
+from sla_pipeline.monitor.batches import BatchMarker, ShouldStop
+from sla_pipeline.monitor.faults import bookkeeping, counted, fault_of
 from sla_pipeline.postgres import journal, preconditions, schema, set_aside, tickets
-from sla_pipeline.postgres.marking import BatchOutcome, mark_batch
-from sla_pipeline.postgres.outbox import PostgresOutbox
-from sla_pipeline.postgres.session import PostgresSettings, translated_errors
-from sla_pipeline.quoting import named
+from sla_pipeline.postgres.database import Database
 
 __all__ = [
     "BACKLOG_LIMIT",
@@ -38,6 +37,7 @@ __all__ = [
     "Database",
     "Marked",
     "Published",
+    "ShouldStop",
     "claim_overdue",
     "close_cycle",
     "mark_breached",
@@ -48,54 +48,12 @@ log = logging.getLogger(__name__)
 
 # SPEC 9.5: more than this, for long, wakes someone
 BACKLOG_LIMIT = 100
-
-ShouldStop = Callable[[], bool]
-
-
-class Database:
-    """The cycle's session, opened at first use and kept to the end of the run, since its advisory locks live as long as it does."""
-
-    def __init__(self, settings: PostgresSettings, *, single_runner: bool = False) -> None:
-        self.settings = settings
-        self.single_runner = single_runner
-        self._connection: psycopg.Connection | None = None
-
-    @contextlib.contextmanager
-    def session(self) -> Iterator[psycopg.Connection]:
-        """The session, with the driver's errors turned into ours. Raises ``DatabaseError`` or ``DatabaseUnavailable``."""
-        if self._connection is None or self._connection.closed:
-            self._connection = self.settings.connect(purpose="cycle")
-        with translated_errors(self.settings):
-            yield self._connection
-
-    def outbox(self) -> PostgresOutbox:
-        """A session for the relay."""
-        return PostgresOutbox(self.settings)
-
-    def close(self) -> None:
-        """End the session. What it had not committed is rolled back by the server, its locks are free."""
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """What a cycle has found to do. ``batches`` holds ticket ids in the order of SPEC 5.3, at most ``batch_size`` each."""
-
-    run_id: str
-    now_utc: datetime
-    given: CycleInput
-    began: float
-    """Monotonic seconds at the start."""
-    cycle_id: int | None = None
-    batches: tuple[tuple[str, ...], ...] = ()
-    claim_ms: float = 0.0
-
-    @property
-    def claimed_count(self) -> int:
-        """Tickets claimed."""
-        return sum(map(len, self.batches))
+# A cycle aims at 30 s (SPEC 3.3); closing it takes the rest.
+_PUBLISHED_AFTER_SECONDS = 27.0
+# Bounds all that a cycle does with Kafka.
+_PUBLISH_SECONDS = 20.0
+# What publishing gets even when marking used more than its share: one takeover of a healthy broker takes well under a second.
+_LEAST_PUBLISH_SECONDS = 8.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,22 +94,18 @@ class CycleReport:
     publish_ms: float
     duration_ms: float
     errors: list[str] = field(default_factory=list)
+    fault: SlaPipelineError | None = None
+    """The fault that ended the claim or the marking early."""
 
     def raise_if_failed(self) -> None:
-        """Raises ``CycleFailed`` with all that failed."""
+        """Raises ``CycleFailed`` with all that failed, or an error of the kind of ``fault``, which says whether to try again."""
         if self.errors:
-            raise CycleFailed("; ".join(self.errors))
+            kind = type(self.fault) if self.fault else CycleFailed
+            raise kind("; ".join(self.errors))
 
 
 def _since(began: float) -> float:
     return round((time.monotonic() - began) * 1000, 3)
-
-
-def _told(error: BaseException) -> str:
-    """An error in words that may be logged and kept: the driver's own text can repeat what a ticket says, so it is left out."""
-    if isinstance(error, psycopg.Error):
-        return f"{type(error).__name__} ({error.sqlstate or 'no SQLSTATE'})"
-    return str(error) or type(error).__name__
 
 
 @contextlib.contextmanager
@@ -166,10 +120,10 @@ def _journaled(
         if claim.cycle_id is not None:
             # a stop request is not an Exception; it goes on upwards whatever happens here
             state = "failed" if isinstance(error, Exception) else "canceled"
-            log.warning("cycle ended early", extra={"jobRunId": claim.run_id, "state": state, "error": _told(error)})
+            log.warning("cycle ended early", extra={"jobRunId": claim.run_id, "state": state, "error": _early_end(error, database)})
             # the session may be in the middle of a statement: the server rolls back what it had not committed
             database.close()
-            errors = [*marked.errors, *published.errors, _told(error)]
+            errors = [*claim.errors, *marked.errors, *published.errors, _early_end(error, database)]
             end = journal.CycleEnd(
                 state,
                 claimed_count=claim.claimed_count,
@@ -179,9 +133,15 @@ def _journaled(
                 duration_ms=_since(claim.began),
                 error="\n".join(errors),
             )
-            with contextlib.suppress(SlaPipelineError, psycopg.Error), database.session() as connection:
+            with contextlib.suppress(SlaPipelineError), database.session() as connection:
                 journal.finish(connection, claim.cycle_id, end)
         raise
+
+
+def _early_end(error: BaseException, database: Database) -> str:
+    if isinstance(error, Exception):
+        return str(fault_of(error, database, doing="running a cycle"))
+    return str(error) or type(error).__name__
 
 
 def _journal_counts(totals: MarkTotals) -> dict[str, Any]:
@@ -199,7 +159,7 @@ def claim_overdue(database: Database, clock: Clock, given: CycleInput, *, run_id
     """Check what a cycle stands on, open its journal row, and read once, in order, the tickets that it will try to mark (SPEC 5.1 to 5.3).
 
     Raises ``DatabaseError``, ``DatabaseUnavailable``, ``ClockSkewError``, and ``CycleLocked`` when another runner holds the lock of the
-    single-runner mode: nothing was touched then.
+    single-runner mode: nothing was touched then. A fault of the selection itself is ``Claim.fault``: what waits can still be published.
     """
     began = time.monotonic()
     now_utc = clock.now_utc()
@@ -207,7 +167,7 @@ def claim_overdue(database: Database, clock: Clock, given: CycleInput, *, run_id
     with database.session() as connection:
         schema.check_revision(connection)
         if clock.is_wall_clock:
-            # asked again: what it takes to connect is not a difference of clocks
+            # read again: connect time is not skew
             preconditions.check_clock(connection, clock.now_utc())
         if database.single_runner:
             try:
@@ -215,93 +175,71 @@ def claim_overdue(database: Database, clock: Clock, given: CycleInput, *, run_id
             except CycleLocked as locked:
                 log.info("cycle skipped", extra={"jobRunId": run_id, "reason": str(locked)})
                 raise
-        for dead_id, dead_run in journal.sweep_abandoned(connection):
-            log.warning("an earlier cycle ended without a word", extra={"jobRunId": dead_run, "cycleId": dead_id})
         schema.warn_of_missing_indexes(connection)
-        cycle_id = journal.start(connection, run_id=run_id, now_utc=now_utc, given=given)
-    with _journaled(database, Claim(run_id, now_utc, given, began, cycle_id)), database.session() as connection:
-        set_aside.forget_mended(connection, now_utc=now_utc)
-        ids = tickets.claim(connection, now_utc=now_utc, tenant_id=given.tenant_id, limit=given.ceiling)
+    errors: list[str] = []
+    cycle_id = _open_journal_row(database, given, run_id=run_id, now_utc=now_utc, errors=errors)
+    ids: list[str] = []
+    with _journaled(database, Claim(run_id, now_utc, given, began, cycle_id, errors=tuple(errors))):
+        readable = _prepare_set_aside(database, now_utc=now_utc, errors=errors)
+        with counted(database, errors, what="selecting overdue tickets") as faults, database.session() as connection:
+            ids = tickets.claim(connection, now_utc=now_utc, tenant_id=given.tenant_id, limit=given.ceiling, all_set_aside=not readable)
         on_step("claimed")
     size = given.batch_size
     batches = tuple(tuple(ids[start : start + size]) for start in range(0, len(ids), size))
-    return Claim(run_id, now_utc, given, began, cycle_id, batches, _since(began))
+    return Claim(run_id, now_utc, given, began, cycle_id, batches, _since(began), tuple(errors), *faults)
+
+
+def _open_journal_row(database: Database, given: CycleInput, *, run_id: str, now_utc: datetime, errors: list[str]) -> int | None:
+    with bookkeeping(database, errors, table=journal.TABLE, rights=journal.RIGHTS), database.session() as connection:
+        for dead_id, dead_run in journal.sweep_abandoned(connection):
+            log.warning("found an abandoned cycle", extra={"jobRunId": dead_run, "cycleId": dead_id})
+        return journal.start(connection, run_id=run_id, now_utc=now_utc, given=given)
+    return None
+
+
+def _prepare_set_aside(database: Database, *, now_utc: datetime, errors: list[str]) -> bool:
+    """Whether the rows set aside can be read; those that are not overdue any more are taken out."""
+    with bookkeeping(database, errors, table=set_aside.TABLE, rights=set_aside.RIGHTS), database.session() as connection:
+        set_aside.check_readable(connection)
+        with bookkeeping(database, errors, table=set_aside.TABLE, rights=set_aside.RIGHTS), database.session():
+            set_aside.forget_mended(connection, now_utc=now_utc)
+        return True
+    return False
 
 
 def mark_breached(database: Database, claim: Claim, *, should_stop: ShouldStop = lambda: False, on_step: OnStep = no_step) -> Marked:
-    """Mark the claimed tickets batch by batch, each in one transaction with its breach records (SPEC 5.4 to 5.6).
+    """Mark the claimed tickets batch by batch, each in one transaction with its breach records (SPEC 5.4 to 5.6), in a bounded time.
 
-    Rows that others held get one more try after the last batch. ``should_stop`` is asked before each batch (SPEC 3.4). Raises
-    ``DatabaseError`` or ``DatabaseUnavailable`` for what would meet every batch; batches that were saved stay saved.
+    Raises ``CycleStopped`` when ``should_stop`` says so before a batch (SPEC 3.4); batches that were committed stay. Every other fault is
+    counted in the totals, and the cycle goes on to publish what waits.
     """
     began = time.monotonic()
     totals = MarkTotals()
-    held: list[str] = []
     with _journaled(database, claim, totals):
-        for batch in claim.batches:
-            if should_stop():
-                raise CycleStopped(f"stop requested after {totals.batch_count} of {len(claim.batches)} batches")
-            outcome = _mark_one(database, claim, batch, totals, on_step)
-            held += outcome.held_by_others
-        totals.lock_skips = len(held)
-        size = claim.given.batch_size
-        for start in range(0, len(held), size):
-            if should_stop():
-                raise CycleStopped("stop requested before the second try of rows that others held")
-            _mark_one(database, claim, held[start : start + size], totals, on_step)
+        if claim.batches:
+            with counted(database, totals.errors, what="marking") as faults:
+                BatchMarker(database, claim, totals, should_stop=should_stop, on_step=on_step).run()
+            totals.fault = faults[0] if faults else totals.fault
+            with bookkeeping(database, totals.errors, table=set_aside.TABLE, rights=set_aside.RIGHTS), database.session() as connection:
+                set_aside.forget_mended(connection, now_utc=claim.now_utc)
     return Marked(claim, totals, _since(began))
 
 
-def _mark_one(database: Database, claim: Claim, batch: tuple[str, ...] | list[str], totals: MarkTotals, on_step: OnStep) -> BatchOutcome:
-    number = totals.batch_count + 1
-    where = {"jobRunId": claim.run_id, "batch": number, "tenantId": claim.given.tenant_id}
-    totals.batch_count = number
-    try:
-        with database.session() as connection:
-            outcome = mark_batch(
-                connection, batch, now_utc=claim.now_utc, tenant_id=claim.given.tenant_id, run_id=claim.run_id, on_step=on_step
-            )
-    except (psycopg.Error, DatabaseBusy) as error:
-        # of this batch alone: a deadlock, a time-out, a fault that no single row explains; it is rolled back and comes again next cycle
-        log.error("batch failed", extra={**where, "error": _told(error)})  # noqa: TRY400  a traceback would hold the driver's text
-        totals.errors.append(f"batch {number} failed: {_told(error)}")
-        return BatchOutcome()
-    for kind, count in outcome.by_kind.items():
-        totals.by_kind[kind] += count
-    for bad in outcome.bad:
-        log.error(
-            "item failed",
-            extra={**where, "TicketId": bad.ticket_id, "Number": named(bad.number), "BreachKind": bad.kind, "error": bad.error},
-        )
-        totals.errors.append(f"ticket {named(bad.number)} ({bad.ticket_id}) set aside: {bad.error}")
-    for ticket in outcome.remarked:
-        log.warning(
-            "flag was put back by somebody; marked again without a second event",
-            extra={**where, "TicketId": ticket.id, "Number": named(ticket.number)},
-        )
-    totals.remarked += len(outcome.remarked)
-    log.info("batch processed", extra={**where, "count": sum(outcome.by_kind.values())})
-    return outcome
-
-
 def publish_breaches(database: Database, relay: Callable[[], Relay], marked: Marked) -> Published:
-    """Publish all breach records that wait, those of earlier cycles first (SPEC 5.6, 7.2).
+    """Publish all breach records that wait, those of earlier cycles first (SPEC 5.6, 7.2), in what is left of the cycle's time.
 
-    A fault of Kafka or of its settings is not raised but counted: the marks stay, the records wait, ``close_cycle`` reports it. Hence
-    ``relay`` is made here. Raises only a stop request.
+    A fault is not raised but counted: the marks stay, the records wait, ``close_cycle`` reports it. Hence ``relay`` is made here. Raises
+    only a stop request.
     """
     began = time.monotonic()
     claim = marked.claim
     totals = PublishTotals()
-    with _journaled(database, claim, marked.totals, totals):
-        try:
-            publisher = relay()
-            publisher.check_topics()
-            with database.outbox() as outbox:
-                publisher.publish(outbox, run_id=claim.run_id, totals=totals)
-        except SlaPipelineError as error:
-            log.error("publishing failed", extra={"jobRunId": claim.run_id, "error": str(error)})  # noqa: TRY400  it says it all
-            totals.errors.append(f"publishing failed: {error}")
+    left_seconds = _PUBLISHED_AFTER_SECONDS - (began - claim.began)
+    with _journaled(database, claim, marked.totals, totals), counted(database, totals.errors, what="publishing"):
+        publisher = relay()
+        with database.outbox() as outbox:
+            seconds = max(_LEAST_PUBLISH_SECONDS, min(left_seconds, _PUBLISH_SECONDS))
+            publisher.publish(outbox, run_id=claim.run_id, totals=totals, seconds=seconds)
     return Published(marked, totals, _since(began))
 
 
@@ -309,9 +247,13 @@ def close_cycle(database: Database, clock: Clock, published: Published) -> Cycle
     """Count the backlog, close the journal row and report (SPEC 5.7, 9.1). What failed is in the report, not raised."""
     marked = published.marked
     claim, totals = marked.claim, marked.totals
-    errors = [*totals.errors, *published.totals.errors]
+    errors = [*claim.errors, *totals.errors, *published.totals.errors]
     backlog: int | None = None
-    with _journaled(database, claim, totals, published.totals), database.session() as connection:
+    with (
+        _journaled(database, claim, totals, published.totals),
+        counted(database, errors, what="counting the backlog"),
+        database.session() as connection,
+    ):
         backlog = tickets.count_backlog(connection, now_utc=clock.now_utc(), tenant_id=claim.given.tenant_id)
     report = CycleReport(
         run_id=claim.run_id,
@@ -330,9 +272,10 @@ def close_cycle(database: Database, clock: Clock, published: Published) -> Cycle
         publish_ms=published.publish_ms,
         duration_ms=_since(claim.began),
         errors=errors,
+        fault=claim.fault or totals.fault,
     )
     if claim.cycle_id is not None:
-        with database.session() as connection:
+        with bookkeeping(database, errors, table=journal.TABLE, rights=journal.RIGHTS), database.session() as connection:
             journal.finish(connection, claim.cycle_id, _journal_end(report, claim, totals))
     log.info(
         "cycle completed",

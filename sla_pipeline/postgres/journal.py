@@ -12,7 +12,10 @@ from psycopg import sql
 
 from sla_pipeline.cycle import CycleInput
 
-__all__ = ["CycleEnd", "finish", "start", "sweep_abandoned"]
+__all__ = ["RIGHTS", "TABLE", "CycleEnd", "finish", "start", "sweep_abandoned"]
+
+TABLE = "support.ticket_sla_cycles"
+RIGHTS = "select, insert, update"
 
 # the first half of the two-part advisory lock that shows a cycle is alive; the number has no meaning
 _LIVENESS_CLASS = 740_551

@@ -8,9 +8,10 @@ from types import TracebackType
 from typing import Self
 
 from sla_pipeline.cycle import BreachRecord
+from sla_pipeline.errors import DatabaseError
 from sla_pipeline.postgres.session import PostgresSettings, translated_errors
 
-__all__ = ["PostgresOutbox"]
+__all__ = ["PostgresOutbox", "relay_row_missing"]
 
 # the number is the lock's name, hashed once: hashtextextended('Pin:lock:relay:support-ticket-sla-monitor', 0)
 _LOCK_NAME = "Pin:lock:relay:support-ticket-sla-monitor"
@@ -36,6 +37,20 @@ select seq, ticket_id, correlation_id, payload from support.ticket_sla_breaches 
 _ADVANCE = """
 update support.ticket_sla_relay set published_seq = %(seq)s, published_at = clock_timestamp() where id = 1 and published_seq < %(seq)s
 """
+
+
+# a published_seq of 0 is safe: Kafka's progress record holds the position, and the next takeover raises the copy to it
+_RESTORE_ROW = (
+    "insert into support.ticket_sla_relay (id, next_seq, published_seq) select 1, coalesce(max(seq), 0), 0 from support.ticket_sla_breaches"
+)
+
+
+def relay_row_missing() -> DatabaseError:
+    """The error for a lost row of ``ticket_sla_relay``, with the statement that restores it."""
+    return DatabaseError(
+        f"support.ticket_sla_relay has no row with id 1: somebody deleted it. Nothing is marked or published; restore it as the owner: "
+        f"`{_RESTORE_ROW}`"
+    )
 
 
 class PostgresOutbox:
@@ -69,11 +84,11 @@ class PostgresOutbox:
 
     def next_seq(self) -> int:
         """The last sequence that was handed out; 0 when there is no record yet."""
-        return int(str(self._scalar(_NEXT_SEQ)))
+        return self._position(_NEXT_SEQ)
 
     def published_seq(self) -> int:
         """The last sequence that Postgres knows to be published; it may lag behind the progress topic, never lead."""
-        return int(str(self._scalar(_PUBLISHED_SEQ)))
+        return self._position(_PUBLISHED_SEQ)
 
     def records_from(self, seq: int, limit: int) -> list[BreachRecord]:
         """At most ``limit`` records from ``seq`` on, in the order of ``seq``."""
@@ -84,6 +99,12 @@ class PostgresOutbox:
         """Note that all up to ``seq`` is published; never goes back."""
         with translated_errors(self._settings):
             self._connection.execute(_ADVANCE, {"seq": seq})
+
+    def _position(self, statement: str) -> int:
+        position = self._scalar(statement)
+        if position is None:
+            raise relay_row_missing()
+        return int(str(position))
 
     def _scalar(self, statement: str, values: tuple[object, ...] = ()) -> object:
         with translated_errors(self._settings):

@@ -7,27 +7,37 @@ Every session is a direct one: advisory locks and session settings do not surviv
 """
 
 import contextlib
+import logging
 import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from enum import Enum, auto
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.types.datetime import TimestamptzLoader
 from psycopg.types.string import TextLoader
 
-from sla_pipeline.errors import ConfigurationError, DatabaseBusy, DatabaseError, DatabaseUnavailable
+from sla_pipeline.errors import ConfigurationError, DatabaseBusy, DatabaseError, DatabaseUnavailable, RightMissing
 from sla_pipeline.quoting import named, quoted
 
 __all__ = [
     "DISTANT_FUTURE",
     "DISTANT_PAST",
+    "LOCK_TIMEOUT_MS",
     "POSTGRES_URL",
+    "STATEMENT_TIMEOUT_MS",
+    "FaultScope",
     "PostgresSettings",
     "TolerantTimestamptzLoader",
+    "fault_name",
+    "fault_scope",
+    "limit_waiting",
     "single_runner_from_environment",
+    "stop_request_behind",
+    "translate",
     "translated_errors",
 ]
 
@@ -35,10 +45,11 @@ POSTGRES_URL = "SLA_POSTGRES_URL"
 _SINGLE_RUNNER = "SLA_SINGLE_RUNNER"
 # a server that does not answer in this time is treated as away; a cycle has a minute
 _CONNECT_TIMEOUT_SECONDS = 5
-# the slowest statement is the claim under a backlog of millions (about a second); a cycle must end well inside its minute
-_STATEMENT_TIMEOUT_MS = 15_000
-# rows are taken with SKIP LOCKED; only the outbox's sequence is ever waited for, and a batch holds it for milliseconds
-_LOCK_TIMEOUT_MS = 5_000
+# Bounds one statement. The slowest is the claim under a backlog of millions, about a second; a cycle must end well inside its minute.
+STATEMENT_TIMEOUT_MS = 10_000
+# Bounds one wait for a lock. Rows are taken with SKIP LOCKED; only the outbox's sequence is ever waited for, which a batch holds for
+# milliseconds.
+LOCK_TIMEOUT_MS = 5_000
 # a worker that froze inside a batch gives its rows back
 _IDLE_IN_TRANSACTION_TIMEOUT_MS = 15_000
 # dead peers are noticed in this time instead of the kernel's two hours
@@ -57,8 +68,8 @@ _SETTINGS = {
     "row_security": "off",
     # to start workers takes longer than any of our statements, and the planner, which takes half of the tickets for overdue, would
     "max_parallel_workers_per_gather": 0,
-    "statement_timeout": _STATEMENT_TIMEOUT_MS,
-    "lock_timeout": _LOCK_TIMEOUT_MS,
+    "statement_timeout": STATEMENT_TIMEOUT_MS,
+    "lock_timeout": LOCK_TIMEOUT_MS,
     "idle_in_transaction_session_timeout": _IDLE_IN_TRANSACTION_TIMEOUT_MS,
 }
 
@@ -169,25 +180,37 @@ def single_runner_from_environment() -> bool:
     return given == "1"
 
 
+def limit_waiting(connection: psycopg.Connection, *, statement_ms: int, lock_ms: int) -> None:
+    """Set the session's bounds on a statement and on a wait for a lock, in milliseconds."""
+    connection.execute(
+        "select set_config('statement_timeout', %s, false), set_config('lock_timeout', %s, false)", (str(statement_ms), str(lock_ms))
+    )
+
+
+class _WithoutServerText(logging.Filter):
+    """Drops the driver's "error ignored" warnings: they repeat an error that is raised anyway, whose text may hold a ticket's data."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether the record is kept."""
+        return not str(record.msg).startswith("error ignored")
+
+
+logging.getLogger("psycopg").addFilter(_WithoutServerText())
+
+
 @contextlib.contextmanager
 def translated_errors(settings: PostgresSettings) -> Iterator[None]:
-    """Turn the driver's errors into ours; what it does not know goes through as it is.
+    """Raise one of our errors for each of the driver's, without the driver's in its chain: that text may repeat a ticket's data.
 
-    A stop request that meets the driver while it waits is raised as itself, not as what the driver complains of on its way out.
+    A stop request that interrupts the driver while it waits is raised as itself, not as the driver's error on its way out.
     """
     try:
         yield
     except psycopg.Error as error:
-        request = _stop_request_behind(error)
-        if request is not None:
-            raise request from None
-        ours = translate(error, settings)
-        if ours is None:
-            raise
-        raise ours from error
+        raise (stop_request_behind(error) or translate(error, settings)) from None
 
 
-def _stop_request_behind(error: BaseException) -> BaseException | None:
+def stop_request_behind(error: BaseException) -> BaseException | None:
     """The interruption during which an error arose, if there was one."""
     while error.__context__ is not None:
         error = error.__context__
@@ -196,26 +219,70 @@ def _stop_request_behind(error: BaseException) -> BaseException | None:
     return None
 
 
+class FaultScope(Enum):
+    """How far a fault reaches, as far as its code shows. Only a trial of the other rows shows the rest."""
+
+    CONNECTION = auto()
+    """The session is gone."""
+    BUSY = auto()
+    """A time-out, a lock or a deadlock: the same statement may pass later, or with fewer rows."""
+    ENVIRONMENT = auto()
+    """A right, an object or a resource is missing: probably for every row, unless a trigger raises the code for one."""
+    ROW = auto()
+    """A constraint or a trigger refuses a row's data."""
+
+
+_BUSY_STATES = ("57014", "55P03")
+# server, session, resources, rights and missing objects
+_ENVIRONMENT_CLASSES = ("08", "25", "28", "3D", "3F", "42", "53", "54", "55", "57", "58", "F0", "XX")
+
+
+def fault_scope(error: psycopg.Error, connection: psycopg.Connection) -> FaultScope:
+    """The scope of an error that ``connection`` raised."""
+    if connection.closed or error.sqlstate is None:
+        return FaultScope.CONNECTION
+    if error.sqlstate in _BUSY_STATES or error.sqlstate.startswith("40"):
+        return FaultScope.BUSY
+    return FaultScope.ENVIRONMENT if error.sqlstate.startswith(_ENVIRONMENT_CLASSES) else FaultScope.ROW
+
+
+# the session could not be opened, or was ended
+_CONNECTION_STATES = ("08", "28", "57P", "3D")
+# messages from these source files of the server name an object or a time-out and nothing else, also inside a trigger
+_SAFE_SOURCES = ("aclchk.c", "deadlock.c", "namespace.c", "parse_relation.c", "postgres.c", "proc.c")
+
+
+def fault_name(error: psycopg.Error) -> str:
+    """Class, code and constraint of a fault; never the server's text, which may repeat what a row holds."""
+    constraint = f", constraint {named(error.diag.constraint_name)}" if error.diag.constraint_name else ""
+    return f"{type(error).__name__} ({error.sqlstate or 'no SQLSTATE'}){constraint}"
+
+
+def _safe_text(error: psycopg.Error) -> str:
+    """The server's text where the server itself wrote it; ``fault_name`` where a function or trigger may have written it."""
+    if error.sqlstate is None:
+        return (str(error).strip().splitlines() or [""])[0]
+    if error.diag.context is None or error.diag.source_file in _SAFE_SOURCES:
+        return error.diag.message_primary or fault_name(error)
+    return f"{fault_name(error)} in a function or trigger of the database"
+
+
 def translate(  # noqa: PLR0911 - one return a fault reads best
     error: psycopg.Error, settings: PostgresSettings
-) -> DatabaseError | DatabaseUnavailable | None:
-    """Our error for one of the driver's: permanent faults are ``DatabaseError``, a server that is away is ``DatabaseUnavailable``.
-
-    None for a fault of data.
-    """
-    said = error.diag.message_primary or (str(error).strip().splitlines() or [""])[0]
-    where = settings.place
+) -> DatabaseError | DatabaseUnavailable:
+    """Our error for one of the driver's: permanent faults are ``DatabaseError``, a server that is away or busy ``DatabaseUnavailable``."""
+    text, where = _safe_text(error), settings.place
     match error:
         case psycopg.errors.UndefinedTable() | psycopg.errors.InvalidSchemaName() | psycopg.errors.UndefinedColumn():
             return DatabaseError(
-                f"{said} in {where}; check that {POSTGRES_URL} names the support service's database and run `sla-pipeline migrate`"
+                f"{text} in {where}; check that {POSTGRES_URL} names the support service's database and run `sla-pipeline migrate`"
             )
-        case psycopg.errors.InsufficientPrivilege() if "row-level security" in said:
-            return DatabaseError(f"{said} in {where}; the monitor must see every ticket: `alter role LOGIN bypassrls`")
+        case psycopg.errors.InsufficientPrivilege() if "row-level security" in text:
+            return DatabaseError(f"{text} in {where}; the monitor must see every ticket: `alter role LOGIN bypassrls`")
         case psycopg.errors.InsufficientPrivilege():
-            return DatabaseError(f"{said} in {where}; grant the login membership of role sla_worker (`grant sla_worker to LOGIN`)")
+            return RightMissing(f"{text} in {where}; grant the login membership of role sla_worker (`grant sla_worker to LOGIN`)")
         case psycopg.errors.ReadOnlySqlTransaction():
-            return DatabaseError(f"{said} in {where}: this is a standby, or set to read only; let {POSTGRES_URL} name the primary")
+            return DatabaseError(f"{text} in {where}: this is a standby, or set to read only; let {POSTGRES_URL} name the primary")
         case (
             psycopg.errors.QueryCanceled()
             | psycopg.errors.LockNotAvailable()
@@ -223,13 +290,15 @@ def translate(  # noqa: PLR0911 - one return a fault reads best
             | psycopg.errors.SerializationFailure()
         ):
             return DatabaseBusy(
-                f"{said} ({error.sqlstate}) in {where}; the next cycle tries again. If it comes often, look for locks that are held long "
+                f"{text} ({error.sqlstate}) in {where}; the next cycle tries again. If it comes often, look for locks that are held long "
                 "and for the warning of a missing index"
             )
+        case psycopg.OperationalError() if error.sqlstate and not error.sqlstate.startswith(_CONNECTION_STATES):
+            return DatabaseUnavailable(f"{text} in {where}; the next cycle tries again. Check the server's disk, memory and log")
         case psycopg.OperationalError() | psycopg.InterfaceError() | psycopg.errors.IdleInTransactionSessionTimeout():
-            return _connection_error(said, where, settings)
+            return _connection_error(text, where, settings)
         case _:
-            return None
+            return DatabaseError(f"{text} in {where}; look into the server's log for the statement")
 
 
 # how libpq tells, before there is an SQLSTATE, that the server answered and refused

@@ -1,49 +1,68 @@
 """Statements on ``support.ticket_sla_set_aside``: overdue tickets that cannot be marked, out of the claim until their next try.
 
-Why: one bad row must not stop the others, and many bad rows must not fill the ceiling of every cycle. They stay in the backlog,
-are tried again with growing pauses, and leave the table when they are marked or no longer overdue.
+Why: one bad row must not stop the others, and many bad rows must not fill the ceiling of every cycle. They stay in the backlog, are tried
+again with growing pauses, or at once when the row has changed, and leave the table when they are marked or no longer overdue.
 """
 
 from collections.abc import Sequence
 from datetime import datetime
+from typing import NamedTuple
 
 import psycopg
 
-from sla_pipeline.postgres.tickets import OVERDUE, id_array
+from sla_pipeline.postgres.tickets import OVERDUE
 
-__all__ = ["add", "forget", "forget_mended"]
+__all__ = ["RIGHTS", "TABLE", "RowSetAside", "add", "check_readable", "forget_mended"]
 
-# 1, 2, 4 ... minutes after each failure, at most an hour: a mended row is found within the hour, a thousand bad ones cost little
+TABLE = "support.ticket_sla_set_aside"
+RIGHTS = "select, insert, update, delete"
+
+# 1, 2, 4 ... minutes after each failure, at most an hour, each five seconds short: a cycle that starts early must not skip its turn
 _ADD = """
-insert into support.ticket_sla_set_aside as kept (ticket_id, number, kind, error, first_failed_at, last_failed_at, next_try_at)
-select bad.ticket_id, bad.number, bad.kind, bad.error, %(now_utc)s, %(now_utc)s, %(now_utc)s + interval '1 minute'
-from unnest(%(ids)s::uuid[], %(numbers)s::text[], %(kinds)s::text[], %(errors)s::text[]) as bad (ticket_id, number, kind, error)
+insert into support.ticket_sla_set_aside as kept
+    (ticket_id, number, kind, error, row_version, first_failed_at, last_failed_at, next_try_at)
+select bad.ticket_id, bad.number, bad.kind, bad.error, bad.row_version, %(now_utc)s, %(now_utc)s, %(now_utc)s + interval '55 seconds'
+from unnest(%(ids)s::uuid[], %(numbers)s::text[], %(kinds)s::text[], %(errors)s::text[], %(versions)s::text[])
+    as bad (ticket_id, number, kind, error, row_version)
 on conflict (ticket_id) do update set
-    number = excluded.number, kind = excluded.kind, error = excluded.error, last_failed_at = excluded.last_failed_at,
-    try_count = kept.try_count + 1,
-    next_try_at = excluded.last_failed_at + least(interval '1 minute' * 2 ^ least(kept.try_count, 10), interval '1 hour')
+    number = excluded.number, kind = excluded.kind, error = excluded.error, row_version = excluded.row_version,
+    last_failed_at = excluded.last_failed_at, try_count = kept.try_count + 1,
+    next_try_at = excluded.last_failed_at - interval '5 seconds'
+        + least(interval '1 minute' * 2 ^ least(kept.try_count, 10), interval '1 hour')
 """
-_FORGET = "delete from support.ticket_sla_set_aside where ticket_id = any(%(ids)s::uuid[])"
-# Index: primary keys; the table is small.
+# Index: primary keys; the table is small. The version is compared here and not in the claim, which reads the index alone.
 _FORGET_MENDED = f"""
 delete from support.ticket_sla_set_aside s
-where not exists (select from support.tickets where tickets.id = s.ticket_id and {OVERDUE})
+where not exists (
+    select from support.tickets
+    where tickets.id = s.ticket_id and {OVERDUE} and tickets.xmin::text = coalesce(s.row_version, tickets.xmin::text)
+)
 """
 
 
-def add(connection: psycopg.Connection, rows: Sequence[tuple[str, str, str, str]], *, now_utc: datetime) -> None:
-    """Set aside ``(ticket_id, number, kind, error)``; a row that is there already waits twice as long as before, at most an hour."""
+class RowSetAside(NamedTuple):
+    """A ticket to be set aside; ``row_version`` is None where the row could not be read."""
+
+    ticket_id: str
+    number: str
+    kind: str
+    error: str
+    row_version: str | None
+
+
+def check_readable(connection: psycopg.Connection) -> None:
+    """Raises the driver's error when the table cannot be read."""
+    connection.execute("select from support.ticket_sla_set_aside limit 0")
+
+
+def add(connection: psycopg.Connection, rows: Sequence[RowSetAside], *, now_utc: datetime) -> None:
+    """Set rows aside; one that is there already waits twice as long as before, at most an hour."""
     if rows:
-        ids, numbers, kinds, errors = (list(column) for column in zip(*rows, strict=True))
-        connection.execute(_ADD, {"ids": ids, "numbers": numbers, "kinds": kinds, "errors": errors, "now_utc": now_utc})
-
-
-def forget(connection: psycopg.Connection, ids: Sequence[str]) -> None:
-    """Take rows out that have been marked."""
-    if ids:
-        connection.execute(_FORGET, {"ids": id_array(ids)})
+        ids, numbers, kinds, errors, versions = (list(column) for column in zip(*rows, strict=True))
+        values = {"ids": ids, "numbers": numbers, "kinds": kinds, "errors": errors, "versions": versions, "now_utc": now_utc}
+        connection.execute(_ADD, values)
 
 
 def forget_mended(connection: psycopg.Connection, *, now_utc: datetime) -> None:
-    """Take rows out whose ticket is not overdue any more: answered, resolved, closed, moved, or deleted."""
+    """Take rows out whose ticket is not overdue any more (marked, answered, closed, moved, deleted), or has changed since it failed."""
     connection.execute(_FORGET_MENDED, {"now_utc": now_utc})

@@ -31,19 +31,22 @@ _NOT_SET_ASIDE = "not exists (select from support.ticket_sla_set_aside s where s
 # Index: ticket_sla_first_response_overdue in its order up to the limit; ticket_sla_resolution_overdue up to now, then a top-N sort.
 # Two branches and not one predicate with OR: with a LIMIT over the OR the planner walks one index and filters.
 # The second branch cannot be read in the order of resolution_due_at with a limit: under a backlog that is not the order of SPEC 5.3.
-_CLAIM = f"""
+_CLAIM_WHERE = f"""
 with first_response as (
     select id, first_response_due_at from support.tickets
-    where {_FIRST_RESPONSE_OVERDUE} and {_OF_TENANT} and {_NOT_SET_ASIDE}
+    where {_FIRST_RESPONSE_OVERDUE} and {_OF_TENANT} and {{wanted}}
     order by first_response_due_at, id limit %(limit)s
 ), resolution as (
     select id, first_response_due_at from support.tickets
-    where {_RESOLUTION_OVERDUE} and {_NOT_FIRST_RESPONSE} and {_OF_TENANT} and {_NOT_SET_ASIDE}
+    where {_RESOLUTION_OVERDUE} and {_NOT_FIRST_RESPONSE} and {_OF_TENANT} and {{wanted}}
     order by first_response_due_at, id limit %(limit)s
 )
 select id from (select * from first_response union all select * from resolution) overdue
 order by first_response_due_at, id limit %(limit)s
 """
+_CLAIM = _CLAIM_WHERE.format(wanted=_NOT_SET_ASIDE)
+# for a cycle that cannot read the table of rows set aside
+_CLAIM_ALL = _CLAIM_WHERE.format(wanted="true")
 
 # Index: the primary key; `is true` hides the partial indexes, of which the planner would read all that is overdue for each batch.
 # The whole predicate again: what an operator has answered since the claim drops out, also when his commit
@@ -53,8 +56,7 @@ order by first_response_due_at, id limit %(limit)s
 _LOCK_BATCH = f"""
 select id, coalesce(number, '') as number, tenant_id, queue_id, requester_user_id, assignee_user_id, priority,
     status, sla_breached, first_response_due_at, first_response_at, resolution_due_at, resolved_at,
-    exists (select from support.ticket_sla_breaches b where b.ticket_id = tickets.id) as recorded,
-    exists (select from support.ticket_sla_set_aside s where s.ticket_id = tickets.id) as set_aside
+    exists (select from support.ticket_sla_breaches b where b.ticket_id = tickets.id) as recorded, xmin::text as row_version
 from support.tickets
 where id = any(%(ids)s::uuid[]) and {OVERDUE} is true and {_OF_TENANT}
 order by first_response_due_at, id
@@ -107,8 +109,8 @@ class LockedTicket(NamedTuple):
     resolved_at: datetime | None
     recorded: bool
     """A breach record exists: the flag was put back by somebody after it was marked."""
-    set_aside: bool
-    """It failed before and is being tried again."""
+    row_version: str
+    """The transaction that wrote this version of the row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,9 +152,14 @@ def id_array(ids: Iterable[str]) -> str:
     return "{" + ",".join(ids) + "}"
 
 
-def claim(connection: psycopg.Connection, *, now_utc: datetime, tenant_id: str | None, limit: int) -> list[str]:
-    """The ids of the first ``limit`` overdue tickets in the order of SPEC 5.3, without those set aside for later. Takes no lock."""
-    cursor = connection.execute(_CLAIM, {"now_utc": now_utc, "tenant_id": tenant_id, "limit": limit})
+def claim(
+    connection: psycopg.Connection, *, now_utc: datetime, tenant_id: str | None, limit: int, all_set_aside: bool = False
+) -> list[str]:
+    """The ids of the first ``limit`` overdue tickets in the order of SPEC 5.3, without those set aside for later. Takes no lock.
+
+    ``all_set_aside`` takes those as well, and reads only ``support.tickets``.
+    """
+    cursor = connection.execute(_CLAIM_ALL if all_set_aside else _CLAIM, {"now_utc": now_utc, "tenant_id": tenant_id, "limit": limit})
     return [ticket_id for (ticket_id,) in cursor]
 
 

@@ -90,7 +90,7 @@ def _takeover(**values: object) -> Takeover:
 # Whatever was claimed and is free. An operator's answer since the claim is not seen.
 _LOCK_BATCH_AS_CLAIMED = """
 select id, number, tenant_id, queue_id, requester_user_id, assignee_user_id, priority,
-    status, sla_breached, first_response_due_at, first_response_at, resolution_due_at, resolved_at, false as recorded, false as set_aside
+    status, sla_breached, first_response_due_at, first_response_at, resolution_due_at, resolved_at, false as recorded, '' as row_version
 from support.tickets where id = any(%(ids)s::uuid[]) and not sla_breached
 order by first_response_due_at, id
 for no key update skip locked

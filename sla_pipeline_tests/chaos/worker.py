@@ -107,9 +107,9 @@ class _WatchedRelay(Relay):
         with self.classes.noted():
             return super().check_topics()
 
-    def publish(self, outbox: Outbox, *, run_id: str, totals: PublishTotals | None = None) -> PublishTotals:
+    def publish(self, outbox: Outbox, *, run_id: str, totals: PublishTotals | None = None, seconds: float | None = None) -> PublishTotals:
         with self.classes.noted():
-            return super().publish(outbox, run_id=run_id, totals=totals)
+            return super().publish(outbox, run_id=run_id, totals=totals, seconds=seconds)
 
 
 class _WatchedDatabase(Database):
@@ -154,6 +154,8 @@ def _reported(report: CycleReport, classes: _Classes) -> Report:
     if not report.errors:
         return Report(outcome="ok", told=f"{report.processed} marked, {report.published} published, {report.lock_skips} skipped")
     told = "; ".join(report.errors)
+    if report.fault is not None:
+        return Report(outcome=type(report.fault).__name__, told=told)
     first = report.errors[0]
     if first.startswith("publishing failed"):
         return Report(outcome=classes.last, told=told)

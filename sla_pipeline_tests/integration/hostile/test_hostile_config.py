@@ -185,7 +185,7 @@ def test_a_url_that_leads_nowhere_is_told_in_our_words(query: str, worker_url: s
 )
 def test_a_url_cannot_undo_what_the_job_relies_on(query: str, worker_url: str) -> None:
     with PostgresSettings(f"{worker_url}?{query}").connect(purpose="test") as connection:
-        assert connection.execute("show statement_timeout").fetchone() == ("15s",)
+        assert connection.execute("show statement_timeout").fetchone() == ("10s",)
         assert connection.info.encoding == "utf-8"
 
 

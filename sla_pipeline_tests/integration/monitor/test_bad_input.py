@@ -144,8 +144,8 @@ def test_database_not_migrated(postgres_server_url: str, relay: Relay) -> None:
 @pytest.mark.parametrize(
     ("revision", "words"),
     [
-        ("sla_0000", "is at revision sla_0000, this version needs sla_0003; run `sla-pipeline migrate`"),
-        ("sla_9999", "is at revision sla_9999, newer than sla_0003 that this version knows; deploy the newer sla-pipeline"),
+        ("sla_0000", "is at revision sla_0000, this version needs sla_0004; run `sla-pipeline migrate`"),
+        ("sla_9999", "is at revision sla_9999, newer than sla_0004 that this version knows; deploy the newer sla-pipeline"),
     ],
 )
 def test_migrated_not_far_enough_or_too_far(revision: str, words: str, support: Support, cycle: Cycle) -> None:

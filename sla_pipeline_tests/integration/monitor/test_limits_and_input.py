@@ -156,7 +156,7 @@ def test_column_missing(support: Support, cycle: Cycle) -> None:
     make_tickets(support, 3, **FIRST_RESPONSE_OVERDUE)
     support.execute("alter table support.tickets rename column resolution_due_at to due_for_resolution")
     with pytest.raises(DatabaseError, match=r'column "resolution_due_at" does not exist in database .* check that SLA_POSTGRES_URL'):
-        cycle()
+        cycle().raise_if_failed()
     assert breached_ids(support) == set()
     assert support.execute("select state, error_count from support.ticket_sla_cycles").fetchall() == [("failed", 1)]
 
@@ -176,11 +176,13 @@ def test_permission_denied(right: str, object_name: str, support: Support, cycle
     support.execute(f"revoke {right} from sla_worker")
     steps: list[str] = []
     with pytest.raises(DatabaseError) as raised:
-        cycle(CycleInput(batch_size=10), on_step=steps.append)
-    assert str(raised.value).startswith(f"permission denied for {object_name} in database ")
+        cycle(CycleInput(batch_size=10), on_step=steps.append).raise_if_failed()
+    assert f"permission denied for {object_name} in database " in str(raised.value)
     assert str(raised.value).endswith("grant the login membership of role sla_worker (`grant sla_worker to LOGIN`)")
-    assert steps.count("batch_locked") <= 1
+    # two batches, then ticket by ticket, since it could have been one ticket's trigger; no more than the tickets there are
+    assert steps.count("batch_locked") <= 2 + 30
     assert breached_ids(support) == set()
+    assert support.execute("select count(*) from support.ticket_sla_set_aside").fetchone() == (0,)
     assert events() == []
 
 
@@ -189,13 +191,13 @@ def test_row_level_security_does_not_hide_tickets_in_silence(support: Support, c
     support.execute("alter table support.tickets enable row level security")
     support.execute("create policy nobody on support.tickets using (false)")
     with pytest.raises(DatabaseError, match=r'row-level security policy for table "tickets" in database .*`alter role LOGIN bypassrls`'):
-        cycle()
+        cycle().raise_if_failed()
 
 
 def test_a_standby_is_told_as_one(support: Support, cycle: Cycle) -> None:
     support.execute(sql.SQL("alter database {} set default_transaction_read_only to on").format(sql.Identifier(support.info.dbname)))
     with pytest.raises(DatabaseError, match=r"read-only transaction in database .* let SLA_POSTGRES_URL name the primary"):
-        cycle()
+        cycle().raise_if_failed()
 
 
 def test_stop_between_batches(support: Support, cycle: Cycle, events: Events) -> None:
@@ -282,14 +284,14 @@ def test_postgres_restarts_in_a_batch(own_postgres: PostgresFactory, kafka_setti
 
     with Relay(kafka_settings) as relay:
         with pytest.raises(DatabaseUnavailable, match=r"database 'support_service' at 127\.0\.0\.1:\d+ as user 'postgres'"):
-            run_cycle(database, relay, given, clock=clock, run_id="cut-off", on_step=server_dies)
+            run_cycle(database, relay, given, clock=clock, run_id="cut-off", on_step=server_dies).raise_if_failed()
         with psycopg.connect(url, autocommit=True) as support:
             assert breached_ids(support) == set(tickets[:10])
             assert support.execute("select run_id, state, processed_count from support.ticket_sla_cycles").fetchall() == [
                 ("cut-off", "failed", 10)
             ]
             report = run_cycle(database, relay, given, clock=clock)
-            assert (report.processed, report.published, report.errors) == (20, 30, [])
+            assert (report.processed, report.published, report.errors) == (20, 20, [])
             assert breached_ids(support) == set(tickets)
     database.close()
     assert [event.ticket_id for event in events()] == tickets

@@ -30,7 +30,7 @@ Support = psycopg.Connection[Any]
         ("default_transaction_isolation", "serializable", "read committed"),
         ("synchronous_commit", "off", "on"),
         ("row_security", "on", "off"),
-        ("statement_timeout", "0", "15s"),
+        ("statement_timeout", "0", "10s"),
         ("lock_timeout", "0", "5s"),
         ("idle_in_transaction_session_timeout", "0", "15s"),
         ("idle_session_timeout", "1s", "0"),

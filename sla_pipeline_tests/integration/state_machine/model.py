@@ -61,6 +61,8 @@ class SetAside(NamedTuple):
 
     ticket_id: str
     next_try_at: datetime
+    changed: bool
+    """The ticket's row is another than the one that failed."""
 
 
 @dataclass(frozen=True)
@@ -88,5 +90,5 @@ def overdue(tickets: Iterable[Ticket], now_utc: datetime) -> dict[str, Breach]:
 
 def claimable(state: State, now_utc: datetime, limit: int) -> list[str]:
     """What a claim at ``now_utc`` must find: the overdue but for those set aside for later, at most ``limit``."""
-    waiting = {row.ticket_id for row in state.set_aside if row.next_try_at > now_utc}
+    waiting = {row.ticket_id for row in state.set_aside if row.next_try_at > now_utc and not row.changed}
     return [ticket_id for ticket_id in overdue(state.tickets.values(), now_utc) if ticket_id not in waiting][:limit]

@@ -34,7 +34,10 @@ _INSERT = sql.SQL("insert into support.tickets ({}) values ({})").format(
     sql.SQL(", ").join(map(sql.Identifier, COLUMNS)), sql.SQL(", ").join(map(sql.Placeholder, COLUMNS))
 )
 _RECORDS = "select seq, ticket_id, kind, due_at, breached_at, payload from support.ticket_sla_breaches order by seq"
-_SET_ASIDE = "select ticket_id, next_try_at from support.ticket_sla_set_aside order by ticket_id"
+_SET_ASIDE = """
+select s.ticket_id, s.next_try_at, t.xmin::text is distinct from s.row_version
+from support.ticket_sla_set_aside s left join support.tickets t on t.id = s.ticket_id order by s.ticket_id
+"""
 _POSITIONS = "select next_seq, published_seq from support.ticket_sla_relay"
 _EMPTY = (
     "truncate support.tickets, support.ticket_sla_breaches, support.ticket_sla_cycles, support.ticket_sla_set_aside",

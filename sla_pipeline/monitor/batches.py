@@ -1,0 +1,286 @@
+"""The loop of the mark step: batches first, then the tickets of failed batches in small pieces, within the step's share of the cycle.
+
+A batch is rolled back whole, whatever failed in it. Which of its tickets is at fault is found by trying the others without it, not by the
+error's code alone: pieces start at one ticket, double while they pass, and shrink when they fail. So each cycle marks something or learns
+which ticket cannot be marked, however slow the database is:
+
+- a ticket that fails alone is set aside, and tried again with growing pauses or when its row changes;
+- a fault of the environment (a missing right) with which no ticket passes ends the marking, and nothing is set aside;
+- a lost session ends the marking.
+"""
+
+import logging
+import random
+import time
+from collections.abc import Callable, Sequence
+
+import psycopg
+
+from sla_pipeline.breach import BreachKind, judge
+from sla_pipeline.cycle import Claim, MarkTotals, OnStep
+from sla_pipeline.errors import CycleStopped, DatabaseBusy, SlaPipelineError
+from sla_pipeline.monitor.faults import bookkeeping, counted
+from sla_pipeline.postgres import set_aside, tickets
+from sla_pipeline.postgres.database import Database
+from sla_pipeline.postgres.marking import BadRow, BatchFailed, RowUnchanged, mark_batch
+from sla_pipeline.postgres.session import (
+    LOCK_TIMEOUT_MS,
+    STATEMENT_TIMEOUT_MS,
+    FaultScope,
+    fault_name,
+    fault_scope,
+    limit_waiting,
+    translate,
+    translated_errors,
+)
+from sla_pipeline.quoting import named
+
+__all__ = ["BatchMarker", "ShouldStop"]
+
+log = logging.getLogger(__name__)
+
+ShouldStop = Callable[[], bool]
+"""Returns true once a stop was requested; called before each batch (SPEC 3.4)."""
+
+# No batch or piece starts later than this after the cycle's start: half of a cycle's 30 s (SPEC 3.3), the rest is for publishing.
+_MARK_SECONDS = 15.0
+# Bounds one statement of a batch, which takes 50 ms on a healthy database.
+_STATEMENT_MS = 4_000
+# Bounds a batch's wait for the outbox's sequence, which other cycles hold for milliseconds.
+_BATCH_LOCK_MS = 2_000
+# The same for a piece: a ticket whose trigger waits for a lock must not use up the cycle.
+_PIECE_LOCK_MS = 100
+# After so many batches in a row that were busy or refused, the others probably are too, and small pieces make better use of the time.
+_STUCK_BATCHES = 2
+# After so many tickets in a row that a fault of the environment refused, with none that passed, the rest is sampled, then given up.
+_HOPELESS_COUNT = 20
+_SHRINK = 8
+_UNREADABLE = "(row not read)"
+
+
+class BatchMarker:
+    """Marks what a cycle has claimed, and counts it in ``totals``, errors included. ``run`` is called once."""
+
+    def __init__(self, database: Database, claim: Claim, totals: MarkTotals, *, should_stop: ShouldStop, on_step: OnStep) -> None:
+        self._database = database
+        self._claim = claim
+        self._totals = totals
+        self._should_stop = should_stop
+        self._on_step = on_step
+        self._where = {"jobRunId": claim.run_id, "tenantId": claim.given.tenant_id}
+        self._failed_ids: list[str] = []
+        self._held_ids: list[str] = []
+        # failed alone by a fault of the environment: set aside only if others pass
+        self._suspects: list[BadRow] = []
+        self._refused_in_a_row = 0
+        self._sequence_checked = False
+        self._last_fault: SlaPipelineError | None = None
+
+        self._connection = database.connection()
+
+    def run(self) -> None:
+        """Mark the batches, then the tickets of failed batches in pieces, then once more the rows that others held.
+
+        Raises ``CycleStopped`` when ``should_stop`` says so, ``DatabaseError`` or ``DatabaseUnavailable`` for a fault that would meet every
+        ticket; batches that were committed stay, and are counted. Every other fault is in ``totals``.
+        """
+        self._limit_waiting(_BATCH_LOCK_MS, _STATEMENT_MS)
+        self._mark_batches()
+        self._totals.lock_skips = len(self._held_ids)
+        if self._failed_ids:
+            self._limit_waiting(_PIECE_LOCK_MS, _STATEMENT_MS)
+            self._mark_pieces()
+        self._mark_held()
+        self._limit_waiting(LOCK_TIMEOUT_MS, STATEMENT_TIMEOUT_MS)
+
+    def _limit_waiting(self, lock_ms: int, statement_ms: int) -> None:
+        with translated_errors(self._database.settings):
+            limit_waiting(self._connection, statement_ms=statement_ms, lock_ms=lock_ms)
+
+    def _time_is_up(self) -> bool:
+        return time.monotonic() - self._claim.began > _MARK_SECONDS
+
+    def _stop_if_requested(self) -> None:
+        if self._should_stop():
+            raise CycleStopped(f"stop requested after {self._totals.batch_count} of {len(self._claim.batches)} batches")
+
+    def _mark_batches(self) -> None:
+        stuck_in_a_row = 0
+        for position, batch in enumerate(self._claim.batches):
+            self._stop_if_requested()
+            if position and (self._time_is_up() or stuck_in_a_row == _STUCK_BATCHES):
+                self._failed_ids += [ticket_id for untried in self._claim.batches[position:] for ticket_id in untried]
+                return
+            try:
+                self._mark_batch(batch)
+                stuck_in_a_row = 0
+            except BatchFailed as failed:
+                scope = self._scope_of(failed)
+                log.warning(
+                    "batch failed; its tickets are tried in smaller pieces",
+                    extra={**self._where, "batch": self._totals.batch_count, "error": _fault_name(failed)},
+                )
+                stuck_in_a_row = 0 if scope is FaultScope.ROW else stuck_in_a_row + 1
+                self._failed_ids += batch
+
+    def _mark_pieces(self) -> None:
+        ids, position, size = self._failed_ids, 0, 1
+        marked_before, sampled = self._totals.processed, False
+        # at least one piece in every cycle, however much time the batches took: without it a cycle could learn nothing
+        while position < len(ids) and not (position and self._time_is_up()):
+            self._stop_if_requested()
+            piece = ids[position : position + size]
+            try:
+                self._mark(piece)
+            except BatchFailed as failed:
+                self._require_rows_locked(failed)
+                if len(piece) > 1:
+                    size = max(1, len(piece) // _SHRINK)
+                    continue
+                self._note_refusal(piece[0], failed)
+                position += 1
+                if self._refused_in_a_row == _HOPELESS_COUNT:
+                    if sampled:
+                        break
+                    ids[position:] = random.sample(ids[position:], len(ids) - position)
+                    sampled, self._refused_in_a_row = True, 0
+            else:
+                position += len(piece)
+                size = min(size * 2, self._claim.given.batch_size)
+                self._refused_in_a_row = 0
+        log.info("batch processed", extra={**self._where, "count": self._totals.processed - marked_before, "pieces": True})
+        self._settle_suspects()
+        if position < len(ids):
+            reason = f"; the last fault: {self._last_fault}" if self._last_fault else ""
+            self._totals.errors.append(
+                f"{len(ids) - position} claimed tickets, the first of them {ids[position]}, are left to the next cycle: marking used its "
+                f"share of the cycle, {_MARK_SECONDS:g} s{reason}"
+            )
+
+    def _require_rows_locked(self, failed: BatchFailed) -> None:
+        """Raises the fault when the session is gone, or when not even the rows could be locked: no other piece fares better."""
+        if self._scope_of(failed) is FaultScope.BUSY and not failed.tickets and self._last_fault is not None:
+            raise self._last_fault
+
+    def _note_refusal(self, ticket_id: str, failed: BatchFailed) -> None:
+        """Set aside a ticket that failed alone; keep it as a suspect while a fault of the environment is not ruled out."""
+        scope = self._scope_of(failed)
+        if scope is FaultScope.BUSY and not self._sequence_checked:
+            self._require_free_sequence()
+            self._sequence_checked = True
+        bad = self._bad_row(ticket_id, failed)
+        if scope is FaultScope.ENVIRONMENT and not self._totals.processed:
+            self._suspects.append(bad)
+            self._refused_in_a_row += 1
+        else:
+            self._set_aside([bad])
+
+    def _settle_suspects(self) -> None:
+        """Set the suspects aside when another ticket was marked. Raises the fault when none was: then the fault is no ticket's."""
+        if self._suspects and self._totals.processed:
+            self._set_aside(self._suspects)
+        elif self._suspects and self._last_fault is not None:
+            raise self._last_fault
+
+    def _mark_held(self) -> None:
+        held, self._held_ids = self._held_ids, []
+        size = self._claim.given.batch_size
+        for start in range(0, len(held), size):
+            self._stop_if_requested()
+            if self._time_is_up():
+                return
+            try:
+                self._mark_batch(held[start : start + size])
+            except BatchFailed as failed:
+                # the next cycle claims them again
+                self._scope_of(failed)
+                self._totals.errors.append(f"the second try of tickets that others held failed: {_fault_name(failed)}")
+
+    def _mark(self, ids: Sequence[str]) -> int:
+        """Mark one batch or piece, count it in the totals, and return the number of tickets marked. Raises ``BatchFailed``."""
+        claim, totals = self._claim, self._totals
+        outcome = mark_batch(
+            self._connection,
+            ids,
+            now_utc=claim.now_utc,
+            tenant_id=claim.given.tenant_id,
+            run_id=claim.run_id,
+            on_step=self._on_step,
+        )
+        for kind, count in outcome.by_kind.items():
+            totals.by_kind[kind] += count
+        totals.remarked += len(outcome.remarked)
+        for ticket in outcome.remarked:
+            log.warning(
+                "flag was put back by somebody; marked again without a second event",
+                extra={**self._where, "TicketId": ticket.id, "Number": named(ticket.number)},
+            )
+        if outcome.bad:
+            self._set_aside(outcome.bad)
+        if outcome.missed:
+            self._look_for_held(outcome.missed)
+        return sum(outcome.by_kind.values())
+
+    def _mark_batch(self, batch: Sequence[str]) -> None:
+        self._totals.batch_count += 1
+        count = self._mark(batch)
+        log.info("batch processed", extra={**self._where, "batch": self._totals.batch_count, "count": count})
+
+    def _look_for_held(self, missed: Sequence[str]) -> None:
+        """Which of the missed rows others hold. The batch is committed and counted: a fault here is an error of the cycle, not of it."""
+        with counted(self._database, self._totals.errors, what="counting tickets that others hold"):
+            self._held_ids += tickets.still_overdue(self._connection, list(missed), now_utc=self._claim.now_utc)
+
+    def _set_aside(self, rows: Sequence[BadRow]) -> None:
+        for bad in rows:
+            log.error(
+                "item failed",
+                extra={
+                    **self._where, "TicketId": bad.ticket_id, "Number": named(bad.number), "BreachKind": bad.kind, "error": bad.error,
+                },
+            )  # fmt: skip
+            self._totals.errors.append(f"ticket {named(bad.number)} ({bad.ticket_id}) set aside: {bad.error}")
+        kept = [set_aside.RowSetAside(bad.ticket_id, bad.number, bad.kind.value, bad.error, bad.row_version) for bad in rows]
+        # without it these rows are tried again in the next cycle
+        with bookkeeping(self._database, self._totals.errors, table=set_aside.TABLE, rights=set_aside.RIGHTS):
+            set_aside.add(self._connection, kept, now_utc=self._claim.now_utc)
+
+    def _bad_row(self, ticket_id: str, failed: BatchFailed) -> BadRow:
+        error = _refusal(failed)
+        if not failed.tickets:
+            return BadRow(ticket_id, _UNREADABLE, BreachKind.RESOLUTION, error, None)
+        ticket = failed.tickets[0]
+        breach = judge(ticket, self._claim.now_utc)
+        return BadRow(ticket.id, ticket.number, breach.kind if breach else BreachKind.RESOLUTION, error, ticket.row_version)
+
+    def _scope_of(self, failed: BatchFailed) -> FaultScope:
+        """The scope of the fault. Raises the fault when the session is gone: its locks are too, and no other may go on for it."""
+        if isinstance(failed.error, RowUnchanged):
+            return FaultScope.ROW
+        self._last_fault = self._translated(failed)
+        scope = fault_scope(failed.error, self._connection)
+        if scope is FaultScope.CONNECTION:
+            raise self._last_fault
+        return scope
+
+    def _translated(self, failed: BatchFailed) -> SlaPipelineError:
+        assert isinstance(failed.error, psycopg.Error)  # noqa: S101  a row that was kept unchanged is no fault of the database
+        return translate(failed.error, self._database.settings)
+
+    def _require_free_sequence(self) -> None:
+        """Raises the fault when another session holds the row that hands out sequences: then no ticket passes."""
+        try:
+            with translated_errors(self._database.settings), self._connection.transaction():
+                self._connection.execute("select from support.ticket_sla_relay where id = 1 for no key update")
+        except DatabaseBusy as busy:
+            raise DatabaseBusy(f"another session holds the row of support.ticket_sla_relay: {busy}") from None
+
+
+def _fault_name(failed: BatchFailed) -> str:
+    return _refusal(failed) if isinstance(failed.error, RowUnchanged) else fault_name(failed.error)
+
+
+def _refusal(failed: BatchFailed) -> str:
+    if isinstance(failed.error, RowUnchanged):
+        return "the database kept the row from being updated (a trigger or a rule on support.tickets)"
+    return f"the database refuses the row: {fault_name(failed.error)}"

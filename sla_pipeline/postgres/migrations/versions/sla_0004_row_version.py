@@ -1,0 +1,18 @@
+"""The version of a row set aside: a row that has changed since it failed is tried at once, without waiting for its pause."""
+
+from alembic import op
+
+revision = "sla_0004"
+down_revision = "sla_0003"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    """Add the column; a row that was set aside before keeps its pause."""
+    op.execute("alter table support.ticket_sla_set_aside add column if not exists row_version text")
+
+
+def downgrade() -> None:
+    """Drop it."""
+    op.execute("alter table support.ticket_sla_set_aside drop column row_version")

@@ -1,0 +1,50 @@
+"""The journal and the table of rows set aside are bookkeeping: where they cannot be used, tickets are marked and published all the same."""
+
+from typing import Any
+
+import psycopg
+import pytest
+
+from sla_pipeline.cycle import CycleInput
+from sla_pipeline_tests.integration.conftest import Cycle, Events
+from sla_pipeline_tests.tickets import FIRST_RESPONSE_OVERDUE, HOUR, NOW, breached_ids, make_ticket, make_tickets
+
+Support = psycopg.Connection[Any]
+
+
+@pytest.mark.parametrize("right", ["insert", "update", "select", "insert, update, select"])
+def test_a_journal_that_cannot_be_written(right: str, support: Support, cycle: Cycle, events: Events) -> None:
+    tickets = make_tickets(support, 20, **FIRST_RESPONSE_OVERDUE)
+    support.execute(f"revoke {right} on support.ticket_sla_cycles from sla_worker")
+    report = cycle(CycleInput(batch_size=5))
+    assert (report.processed, report.published, report.backlog, report.fault) == (20, 20, 0, None)
+    assert breached_ids(support) == set(tickets)
+    assert [event.ticket_id for event in events()] == tickets
+    assert report.errors
+    assert all(
+        error.startswith("bookkeeping in support.ticket_sla_cycles failed: permission denied for table ticket_sla_cycles in database ")
+        for error in report.errors
+    )
+    with pytest.raises(Exception, match=r"`grant select, insert, update on support\.ticket_sla_cycles to sla_worker`"):
+        report.raise_if_failed()
+    support.execute(report.errors[0].split("`")[-2])
+    assert cycle().errors == []
+
+
+@pytest.mark.parametrize("fault", ["revoke {} on support.ticket_sla_set_aside from sla_worker", "drop table support.ticket_sla_set_aside"])
+@pytest.mark.parametrize("right", ["insert", "update", "select", "delete", "insert, update, select, delete"])
+def test_rows_that_cannot_be_set_aside(fault: str, right: str, support: Support, cycle: Cycle, events: Events) -> None:
+    bad = make_ticket(support, **FIRST_RESPONSE_OVERDUE | {"first_response_due_at": NOW - HOUR}, priority="Urgent")
+    good = make_tickets(support, 20, **FIRST_RESPONSE_OVERDUE)
+    support.execute(fault.format(right))
+    report = cycle(CycleInput(batch_size=5))
+    assert (report.processed, report.published, report.backlog, report.fault) == (20, 20, 1, None)
+    assert breached_ids(support) == set(good)
+    assert [event.ticket_id for event in events()] == good
+    assert any(error.startswith(f"ticket TCK-{bad} ({bad}) set aside: the event cannot be built: ") for error in report.errors)
+    (note,) = {error for error in report.errors if error.startswith("bookkeeping in support.ticket_sla_set_aside failed: ")}
+    if fault.startswith("revoke"):
+        support.execute(note.split("`")[-2])
+        cycle()
+        assert support.execute("select ticket_id::text from support.ticket_sla_set_aside").fetchall() == [(bad,)]
+    assert support.execute("select distinct state from support.ticket_sla_cycles").fetchall() == [("failed",)]
