@@ -166,6 +166,7 @@ def claim_overdue(database: Database, clock: Clock, given: CycleInput, *, run_id
     log.info("cycle started", extra={"jobRunId": run_id, "nowUtc": now_utc.isoformat(), "tenantId": given.tenant_id})
     with database.session() as connection:
         schema.check_revision(connection)
+        preconditions.check_writable(connection)
         if clock.is_wall_clock:
             # read again: connect time is not skew
             preconditions.check_clock(connection, clock.now_utc())

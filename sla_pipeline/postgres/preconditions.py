@@ -1,17 +1,28 @@
-"""The database's clock against the worker's, and the lock of the single-runner mode: what a cycle asks before it starts."""
+"""What a cycle checks before it starts: a writable database, its clock against the worker's, the lock of the single-runner mode."""
 
 from datetime import datetime, timedelta
 
 import psycopg
 
-from sla_pipeline.errors import ClockSkewError, CycleLocked
+from sla_pipeline.errors import ClockSkewError, CycleLocked, DatabaseError
+from sla_pipeline.postgres.session import POSTGRES_URL
 
-__all__ = ["check_clock", "take_single_runner_lock"]
+__all__ = ["check_clock", "check_writable", "take_single_runner_lock"]
 
 # a worker ahead of the database marks too early by as much; NTP keeps machines within milliseconds
 MAX_SKEW_SECONDS = 5.0
 # the name of SPEC 2.2
 _SINGLE_RUNNER_LOCK = "Pin:lock:job:scheduled:support-ticket-sla-monitor"
+
+
+def check_writable(connection: psycopg.Connection) -> None:
+    """Raises ``DatabaseError`` on a standby, and on a database that is set to read only."""
+    if connection.execute("show transaction_read_only").fetchone() == ("on",):
+        info = connection.info
+        raise DatabaseError(
+            f"database {info.dbname!r} on {info.host}:{info.port} is read only: this is a standby, or set to read only; let {POSTGRES_URL} "
+            "name the primary"
+        )
 
 
 def check_clock(connection: psycopg.Connection, now_utc: datetime) -> None:
