@@ -49,7 +49,7 @@ _STATEMENT_MS = 4_000
 # Bounds a batch's wait for the outbox's sequence, which other cycles hold for milliseconds.
 _BATCH_LOCK_MS = 2_000
 # The same for a piece: a ticket whose trigger waits for a lock must not use up the cycle.
-_PIECE_LOCK_MS = 100
+_PIECE_LOCK_MS = 50
 # After so many batches in a row that were busy or refused, the others probably are too, and small pieces make better use of the time.
 _STUCK_BATCHES = 2
 # After so many tickets in a row that a fault of the environment refused, with none that passed, the rest is sampled, then given up.
