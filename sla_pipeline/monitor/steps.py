@@ -296,7 +296,6 @@ def publish_breaches(database: Database, relay: Callable[[], Relay], marked: Mar
     with _journaled(database, claim, marked.totals, totals):
         try:
             publisher = relay()
-            publisher.check_topics()
             with database.outbox() as outbox:
                 publisher.publish(outbox, run_id=claim.run_id, totals=totals)
         except SlaPipelineError as error:
