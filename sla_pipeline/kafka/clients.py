@@ -18,7 +18,7 @@ from sla_pipeline.kafka import faults
 from sla_pipeline.kafka.deadline import Deadline
 from sla_pipeline.kafka.settings import KafkaSettings, admin_config, consumer_config, producer_config
 
-__all__ = ["ClientReports", "TransactionalProducer", "open_admin", "open_consumer", "translated"]
+__all__ = ["ClientReports", "TransactionalProducer", "open_admin", "open_consumer", "partitions_of", "translated"]
 
 ANY_PARTITION = -1
 """The partitioner decides by the key."""
@@ -83,6 +83,16 @@ def open_admin(settings: KafkaSettings, reports: ClientReports) -> AdminClient:
         raise faults.configuration_fault(error, settings) from error
 
 
+def partitions_of(client: AdminClient | Producer | Consumer, topic: str, timeout: float) -> list[int]:
+    """The partitions of a topic. Raises ``KafkaException``, also when the broker's answer leaves the topic out."""
+    found = client.list_topics(topic, timeout=timeout).topics.get(topic)
+    if found is None:
+        raise KafkaException(ClientError(ClientError.UNKNOWN_TOPIC_OR_PART, f"the answer does not hold topic {topic}"))
+    if found.error:
+        raise KafkaException(found.error)
+    return list(found.partitions)
+
+
 @contextmanager
 def translated(
     settings: KafkaSettings, doing: str, reports: ClientReports, *, poll: Callable[[float], object] | None = None, topic: str | None = None
@@ -132,9 +142,7 @@ class TransactionalProducer:
     def connect(self, timeout: float) -> None:
         """Looks up both topics: brings the connection up, without which ``fence`` waits 500 ms in half of all cases."""
         for topic in (self._settings.topic, self._settings.progress_topic):
-            found = self._client.list_topics(topic, timeout=timeout).topics[topic]
-            if found.error:
-                raise KafkaException(found.error)
+            partitions_of(self._client, topic, timeout)
 
     def fence(self, timeout: float) -> None:
         """Shuts out every earlier publisher; returns when whatever one had left open is committed or aborted."""

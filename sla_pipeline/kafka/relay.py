@@ -9,15 +9,15 @@ import time
 from types import TracebackType
 
 from sla_pipeline.cycle import OnStep, PublishTotals, no_step
-from sla_pipeline.errors import PublisherBusy
+from sla_pipeline.errors import KafkaUnavailable, PublisherBusy
 from sla_pipeline.kafka.deadline import Deadline
 from sla_pipeline.kafka.outbox import Outbox
 from sla_pipeline.kafka.progress import ProgressReader
 from sla_pipeline.kafka.settings import KafkaSettings
 from sla_pipeline.kafka.takeover import STEPS, Takeover
-from sla_pipeline.kafka.topics import EventTopic, TopicChecker
+from sla_pipeline.kafka.topics import TopicChecker
 
-__all__ = ["STEPS", "TRANSACTION_LIMIT", "Outbox", "Relay"]
+__all__ = ["PUBLISH_SECONDS", "STEPS", "TRANSACTION_LIMIT", "Outbox", "Relay"]
 
 _log = logging.getLogger(__name__)
 
@@ -25,12 +25,12 @@ TRANSACTION_LIMIT = 10_000
 """The most events of one transaction: a whole cycle at its default ceiling, since a transaction costs 40 ms before its first event."""
 
 # a cycle with Kafka away must still end in under 30 s, marking included (SPEC 3.3)
-_PUBLISH_SECONDS = 20.0
+PUBLISH_SECONDS = 20.0
 # another cycle's publisher needs well under a second for its share; longer means that it is stuck
 _LOCK_SECONDS = 5.0
 _LOCK_POLL_SECONDS = 0.1
 # a further takeover begins only with this much time left: one that cannot end costs more than it brings
-_TAKEOVER_SECONDS = 5.0
+_MIN_SECONDS_FOR_A_TAKEOVER = 5.0
 
 
 class Relay:
@@ -45,49 +45,55 @@ class Relay:
         *,
         on_step: OnStep = no_step,
         transaction_limit: int = TRANSACTION_LIMIT,
-        publish_seconds: float = _PUBLISH_SECONDS,
         lock_seconds: float = _LOCK_SECONDS,
     ) -> None:
         self._settings = settings
         self._on_step = on_step
         self._transaction_limit = transaction_limit
-        self._publish_seconds = publish_seconds
         self._lock_seconds = lock_seconds
         self._topics = TopicChecker(settings)
         self._reader = ProgressReader(settings)
 
-    def check_topics(self) -> EventTopic:
-        """Checks both topics now. Raises ``KafkaError`` that names topic, setting, value and remedy, or ``KafkaUnavailable``."""
-        return self._topics.check()
+    def publish(
+        self, outbox: Outbox, *, run_id: str, totals: PublishTotals | None = None, seconds: float = PUBLISH_SECONDS
+    ) -> PublishTotals:
+        """Checks both topics, then publishes what waits, leftovers of earlier cycles first, until nothing waits or time is nearly up.
 
-    def publish(self, outbox: Outbox, *, run_id: str, totals: PublishTotals | None = None, seconds: float | None = None) -> PublishTotals:
-        """Publishes what waits, leftovers of earlier cycles first, until nothing waits or the time for it is nearly used up (20 s).
-
-        ``run_id`` is noted in the progress record. ``totals`` is filled as transactions commit, so that a caller keeps the count of an
-        attempt that ends in an error. With nothing waiting, Kafka is not touched. Raises ``PublisherBusy``, ``PublisherFenced`` or
+        ``seconds`` bound all that is done with Kafka. The topics are checked with nothing waiting too, so that an idle cycle finds a
+        wrong setting before the first event does. ``run_id`` is noted in the progress record. ``totals`` is filled as transactions
+        commit, so that a caller keeps the count of an attempt that ends in an error. Raises ``PublisherBusy``, ``PublisherFenced`` or
         ``KafkaUnavailable``, after which the next cycle goes on by itself; ``KafkaError`` or ``FailClosed``, for which a person must act;
         or what the outbox raises.
         """
         totals = totals if totals is not None else PublishTotals()
-        self.check_topics()
+        deadline = Deadline(seconds)
+        event_topic = self._topics.check(deadline)
         if _nothing_waits(outbox):
             return totals
-        deadline = Deadline(seconds or self._publish_seconds)
         self._take_lock(outbox, deadline)
+        limit = self._transaction_limit
         try:
             while True:
-                Takeover(
+                takeover = Takeover(
                     settings=self._settings,
                     outbox=outbox,
-                    topics=self._topics,
+                    event_topic=event_topic,
                     reader=self._reader,
                     deadline=deadline,
                     run_id=run_id,
                     on_step=self._on_step,
-                    transaction_limit=self._transaction_limit,
-                ).run(totals)
-                if _nothing_waits(outbox) or deadline.remaining_seconds() < _TAKEOVER_SECONDS:
-                    return totals
+                    transaction_limit=limit,
+                )
+                try:
+                    takeover.run(totals)
+                except KafkaUnavailable as error:
+                    limit = takeover.smaller_limit
+                    if not limit or deadline.remaining_seconds() < _MIN_SECONDS_FOR_A_TAKEOVER:
+                        raise
+                    _log.warning("trying again with at most %d events in the transaction: %s", limit, error)
+                else:
+                    if _nothing_waits(outbox) or deadline.remaining_seconds() < _MIN_SECONDS_FOR_A_TAKEOVER:
+                        return totals
         finally:
             _give_back_lock(outbox)
 

@@ -5,14 +5,16 @@ moment in which an event is out and its position is not. The steps, and why they
 
 - ``locked``: the advisory lock in Postgres is ours. For liveness alone: without it two publishers would fence each other for ever, yet
   double nothing. The copy of the position is read now, before Kafka is touched.
-- ``connected``: both topics are there and set as they must be; a new producer has its connection.
+- ``connected``: a new producer has its connection, and both topics are still there.
 - ``fenced``: ``init_transactions`` has shut out every publisher before us, and what one had left open is committed or aborted. No position
   read before this could be trusted: a paused publisher might still commit. Then the lock is looked at again.
 - ``progress_read``: the position, read to the true end of its topic.
 - ``rows_read``: how many records exist, read after the position, and the records themselves. Both numbers only grow, so in this order a
   contradiction is never a race; any contradiction ends here, with nothing sent (``agreement.py``).
-- ``begun``, ``produced``, ``flushed``: one transaction with the events and the new position. Any raise of ``produce`` ends the takeover: a
-  commit after it would succeed, without the record. Every delivery must have succeeded.
+- ``begun``, ``produced``, ``flushed``: one transaction with the events and the new position. Events are handed over step by step, as
+  many as can be delivered in time (``pace.py``); the position comes last and covers exactly those, so the rest waits for the next
+  transaction. Any raise of ``produce`` ends the takeover: a commit after it would succeed, without the record. Every delivery must have
+  succeeded.
 - ``committed``: with a time-out, which may be finite because this producer is never asked again.
 - ``advanced``: the copy in Postgres follows.
 
@@ -25,7 +27,7 @@ of it. What does not belong here: when to take over and how often (``relay.py``)
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, takewhile
 
 from sla_pipeline.cycle import BreachRecord, OnStep, PublishTotals
 from sla_pipeline.errors import PublisherFenced
@@ -35,9 +37,10 @@ from sla_pipeline.kafka.clients import TransactionalProducer
 from sla_pipeline.kafka.deadline import Deadline
 from sla_pipeline.kafka.faults import Scene, translate
 from sla_pipeline.kafka.outbox import Outbox
+from sla_pipeline.kafka.pace import Pace
 from sla_pipeline.kafka.progress import PROGRESS_KEY, PROGRESS_PARTITION, Progress, ProgressReader
 from sla_pipeline.kafka.settings import KafkaSettings
-from sla_pipeline.kafka.topics import TopicChecker
+from sla_pipeline.kafka.topics import EventTopic
 
 __all__ = ["STEPS", "Takeover", "fitting_records"]
 
@@ -62,36 +65,59 @@ STEPS = tuple(step for step in _DOING_AFTER if step)
 
 # no single call waits longer; what is healthy answers in milliseconds, and after two limping calls there is time for a third
 _CALL_SECONDS = 8.0
+# delivering gets this share of what is left, and no more than this: the commit and the next position must fit into the rest, and the
+# whole transaction into transaction.timeout.ms (30 s)
+_DELIVERY_SHARE = 0.6
+_DELIVERY_SECONDS = 12.0
 # key, headers and the client's own bookkeeping of one record, generously
 _RECORD_OVERHEAD_BYTES = 1_024
 
 
-def fitting_records(records: Sequence[BreachRecord], *, queue_messages: int, queue_bytes: int) -> list[BreachRecord]:
-    """The first of ``records``, at least one, that the client's queue holds along with a progress record.
+def _size_bytes(record: BreachRecord) -> int:
+    return len(record.payload) + _RECORD_OVERHEAD_BYTES
 
-    A full queue would end this takeover, and every later one too; so a backlog larger than the queue goes out in several transactions.
+
+def fitting_records(records: Sequence[BreachRecord], pace: Pace, *, queue_messages: int, queue_bytes: int) -> list[BreachRecord]:
+    """The first of ``records`` that ``pace`` allows in one step and the client's queue holds along with a progress record.
+
+    A full queue would end this takeover, and every later one too; so a step is never larger than the queue. The very first step holds one
+    record at least. None means that no time is left for another step.
     """
-    # half of the queue's bytes: how the client counts them is its own affair
-    sizes = accumulate(len(record.payload) + _RECORD_OVERHEAD_BYTES for record in records)
-    count = sum(1 for size in sizes if size <= queue_bytes // 2)
-    return list(records[: max(1, min(count, queue_messages - 1))])
+    within = records[: max(1, min(pace.most_records, queue_messages - 1))]
+    # half of the queue's bytes: librdkafka's byte accounting is not exactly known
+    sizes = list(accumulate(map(_size_bytes, within)))
+    count = sum(1 for _ in takewhile(lambda size: pace.allows(size) and size <= max(queue_bytes // 2, sizes[0]), sizes))
+    return list(within[:count])
 
 
 @dataclass(slots=True)
 class Takeover:
-    """One attempt. ``topics`` and ``reader`` are the relay's, kept between the takeovers of a cycle; all else ends with this object."""
+    """One attempt. ``reader`` is the relay's, kept between the takeovers of a cycle; all else ends with this object.
+
+    ``event_topic`` is what this cycle's check of the topics found.
+    """
 
     settings: KafkaSettings
     outbox: Outbox
-    topics: TopicChecker
+    event_topic: EventTopic
     reader: ProgressReader
     deadline: Deadline
     run_id: str
     on_step: OnStep
     transaction_limit: int
     _step: str = field(default="", init=False)
+    _doing: str = field(default=_DOING_AFTER[""], init=False)
     _producer: TransactionalProducer | None = field(default=None, init=False)
     _handed_over: list[BreachRecord] = field(default_factory=list, init=False)
+    _delivered_count: int = field(default=0, init=False)
+
+    @property
+    def smaller_limit(self) -> int:
+        """Most records for the next attempt of this cycle, after this one was too slow in delivering: half of what had arrived by then.
+
+        0 when nothing had, or when the attempt failed elsewhere: then another attempt at once would be no smaller.
+        """
+        return self._delivered_count // 2 if self._step in ("begun", "produced") else 0
 
     def run(self, totals: PublishTotals) -> None:
         """Publishes up to ``transaction_limit`` waiting records and counts them in ``totals`` once they are committed.
@@ -128,11 +154,11 @@ class Takeover:
         progress = require_progress(self.reader.read(self.deadline), self.settings.progress_topic)
         self._did("progress_read")
 
-        records = self._waiting(progress, published_before)
+        waiting = self._waiting(progress, published_before)
         self._did("rows_read")
 
+        records = self._transact(producer, waiting) if waiting else []
         if records:
-            self._transact(producer, records)
             totals.published += len(records)
             totals.transactions += 1
             self._did("committed")
@@ -143,8 +169,7 @@ class Takeover:
         self._did("advanced")
 
     def _connect(self) -> TransactionalProducer:
-        event_topic = self.topics.check(self.deadline)
-        self._producer = TransactionalProducer(self.settings, largest_batch_bytes=event_topic.max_message_bytes)
+        self._producer = TransactionalProducer(self.settings, largest_batch_bytes=self.event_topic.max_message_bytes)
         self._producer.connect(self._timeout())
         return self._producer
 
@@ -159,20 +184,14 @@ class Takeover:
         require_agreement(progress, published_before=published_before, next_seq=next_seq)
         # the published row too, to know it again
         from_seq, limit = (progress.seq, self.transaction_limit + 1) if progress.seq else (1, self.transaction_limit)
-        waiting = waiting_records(progress, self.outbox.records_from(from_seq, limit), next_seq=next_seq)
-        return (
-            fitting_records(waiting, queue_messages=self.settings.queue_messages, queue_bytes=self.settings.queue_bytes) if waiting else []
-        )
+        return waiting_records(progress, self.outbox.records_from(from_seq, limit), next_seq=next_seq)
 
-    def _transact(self, producer: TransactionalProducer, records: list[BreachRecord]) -> None:
-        topic = self.settings.topic
+    def _transact(self, producer: TransactionalProducer, waiting: list[BreachRecord]) -> list[BreachRecord]:
+        """Publishes the first of ``waiting``, as many as can be delivered in time, and returns them."""
         producer.begin()
         self._did("begun")
 
-        for record in records:
-            self._handed_over.append(record)
-            headers = event_headers(correlation_id=record.correlation_id, outbox_seq=record.seq)
-            producer.produce(topic, record.payload, event_key(record.ticket_id), headers=headers)
+        records = self._hand_over(producer, waiting)
         progress = Progress.of(records, self.run_id)
         producer.produce(self.settings.progress_topic, progress.to_json(), PROGRESS_KEY, partition=PROGRESS_PARTITION)
         self._did("produced")
@@ -181,17 +200,40 @@ class Takeover:
         self._did("flushed")
 
         producer.commit(self._timeout())
+        return records
+
+    def _hand_over(self, producer: TransactionalProducer, waiting: list[BreachRecord]) -> list[BreachRecord]:
+        """Hands over step by step, each after the one before has arrived; returns the records of all steps."""
+        pace = Pace(min(_DELIVERY_SECONDS, self.deadline.remaining_seconds() * _DELIVERY_SHARE))
+        queue = {"queue_messages": self.settings.queue_messages, "queue_bytes": self.settings.queue_bytes}
+        count = 0
+        while step := fitting_records(waiting[count:], pace, **queue):
+            pace.begin_step()
+            for record in step:
+                self._handed_over.append(record)
+                headers = event_headers(correlation_id=record.correlation_id, outbox_seq=record.seq)
+                producer.produce(self.settings.topic, record.payload, event_key(record.ticket_id), headers=headers)
+            count += len(step)
+            if count == len(waiting):
+                # the last step is waited for along with the progress record
+                break
+            self._doing = "delivering events"
+            producer.deliver(pace.remaining_seconds)
+            self._doing = _DOING_AFTER["begun"]
+            self._delivered_count = count
+            pace.end_step(len(step), sum(map(_size_bytes, step)))
+        return waiting[:count]
 
     def _timeout(self) -> float:
         return self.deadline.timeout_seconds(_CALL_SECONDS)
 
     def _did(self, step: str) -> None:
-        self._step = step
+        self._step, self._doing = step, _DOING_AFTER[step]
         self.on_step(step)
 
     def _translated(self, error: Exception) -> Exception | None:
         """Our error for ``error``, made while the producer is still there to tell what it knows."""
-        producer, doing = self._producer, _DOING_AFTER[self._step]
+        producer, doing = self._producer, self._doing
         if producer is None:
             return translate(error, Scene(self.settings, doing))
         producer.hear()

@@ -7,16 +7,18 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import TypeVar
 
 from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
 from confluent_kafka import KafkaError as ClientError
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, OffsetSpec, ResourceType  # type: ignore[attr-defined]
 
 from sla_pipeline.errors import FailClosed, KafkaError
-from sla_pipeline.kafka.clients import ClientReports, open_admin, translated
+from sla_pipeline.kafka.clients import ClientReports, open_admin, partitions_of, translated
 from sla_pipeline.kafka.deadline import Deadline
 from sla_pipeline.kafka.progress import RECOVERY, Progress, ProgressReader, write_progress
 from sla_pipeline.kafka.settings import KafkaSettings
+from sla_pipeline.quoting import quoted
 
 __all__ = ["EventTopic", "TopicChecker", "check_topics", "create_topics", "end_offsets"]
 
@@ -36,6 +38,10 @@ _NOT_YET_KNOWN = (
 _REPLICAS_FOR_TWO_IN_SYNC = 3
 # a broker that allows less than this could not even take one event with its headers
 _SMALLEST_EVENT_LIMIT_BYTES = 2_048
+# a client ends a request in its own time and says why; only one that does not is given up this much later
+_GRACE_SECONDS = 1.0
+
+_Answer = TypeVar("_Answer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +62,8 @@ class TopicChecker:
         self._reports = ClientReports()
         self._admin: AdminClient | None = None
 
-    def check(self, deadline: Deadline | None = None) -> EventTopic:
+    def check(self, deadline: Deadline) -> EventTopic:
         """Raises ``KafkaError`` that names topic, setting, value and remedy; ``KafkaUnavailable`` when there is no answer."""
-        deadline = deadline or Deadline(_ATTEMPT_SECONDS)
         # not `or`: a client has a length, that of its queue, and so counts as false
         if self._admin is None:
             self._admin = open_admin(self._settings, self._reports)
@@ -74,17 +79,15 @@ class TopicChecker:
 
     def _partition_count(self, admin: AdminClient, topic: str, deadline: Deadline) -> int:
         with translated(self._settings, "looking up the topics", self._reports, poll=admin.poll, topic=topic):
-            found = admin.list_topics(topic, timeout=deadline.timeout_seconds(_CALL_SECONDS)).topics[topic]
-            if found.error:
-                raise KafkaException(found.error)
-        return len(found.partitions)
+            return len(partitions_of(admin, topic, deadline.timeout_seconds(_CALL_SECONDS)))
 
     def _configs(self, admin: AdminClient, topics: tuple[str, ...], deadline: Deadline) -> dict[str, dict[str, str]]:
         resources = [ConfigResource(ResourceType.TOPIC, topic) for topic in topics]
         configs = {}
-        for resource, future in admin.describe_configs(resources, request_timeout=deadline.timeout_seconds(_CALL_SECONDS)).items():
+        timeout = deadline.timeout_seconds(_CALL_SECONDS)
+        for resource, future in admin.describe_configs(resources, request_timeout=timeout).items():
             with translated(self._settings, "reading the topics' settings", self._reports, poll=admin.poll, topic=resource.name):
-                configs[resource.name] = {name: str(entry.value) for name, entry in future.result().items()}
+                configs[resource.name] = {name: str(entry.value) for name, entry in _answer(future, timeout).items()}
         return configs
 
     def close(self) -> None:
@@ -92,40 +95,78 @@ class TopicChecker:
         self._admin, self._reports = None, ClientReports()
 
 
+def _answer(future: "Future[_Answer]", timeout: float) -> _Answer:
+    """The result of a request that was given ``timeout``. Raises ``KafkaException``, also for one that never ends."""
+    try:
+        return future.result(timeout + _GRACE_SECONDS)
+    except TimeoutError as error:
+        raise KafkaException(ClientError(ClientError._TIMED_OUT, f"no answer after {timeout:.1f} s")) from error
+
+
+@dataclass(frozen=True, slots=True)
+class _TopicConfig:
+    """The settings of one topic as the broker returned them."""
+
+    topic: str
+    values: Mapping[str, str]
+
+    def text(self, name: str) -> str:
+        """Raises ``KafkaError`` naming topic and setting when the broker did not return it."""
+        if name not in self.values:
+            raise KafkaError(
+                f"the broker did not return {name} of topic {self.topic}, without which nothing can be published safely; see what "
+                f"kafka-configs.sh --describe --all --topic {self.topic} shows, and use a broker that keeps the setting"
+            )
+        return self.values[name]
+
+    def number(self, name: str) -> int:
+        """Raises ``KafkaError`` naming topic, setting and value when it is no whole number."""
+        text = self.text(name)
+        try:
+            return int(text)
+        except ValueError:
+            raise KafkaError(
+                f"topic {self.topic} has {name}={quoted(text)}, which is no whole number. Run kafka-configs.sh --alter --topic "
+                f"{self.topic} --delete-config {name}"
+            ) from None
+
+
 def _judged(settings: KafkaSettings, partitions: Mapping[str, int], configs: Mapping[str, Mapping[str, str]]) -> EventTopic:
     """The event topic's facts. Raises ``KafkaError`` for a setting under which events would be lost or doubled."""
-    progress, event = configs[settings.progress_topic], configs[settings.topic]
+    progress, event = (_TopicConfig(topic, configs.get(topic, {})) for topic in (settings.progress_topic, settings.topic))
+    progress_policy, event_policy = progress.text("cleanup.policy"), event.text("cleanup.policy")
+    max_message_bytes = event.number("max.message.bytes")
     if partitions[settings.progress_topic] != 1:
         raise KafkaError(
             f"topic {settings.progress_topic} has {partitions[settings.progress_topic]} partitions; it must have 1, or its newest record "
             f"is not defined. Delete it and follow {RECOVERY}"
         )
-    if progress["cleanup.policy"] != "compact":
+    if progress_policy != "compact":
         raise KafkaError(
-            f"topic {settings.progress_topic} has cleanup.policy={progress['cleanup.policy']}; it must be compact, or the position of "
+            f"topic {settings.progress_topic} has cleanup.policy={progress_policy}; it must be compact, or the position of "
             f"the publisher expires. Run kafka-configs.sh --alter --topic {settings.progress_topic} --add-config cleanup.policy=compact"
         )
-    if "compact" in event["cleanup.policy"]:
+    if "compact" in event_policy:
         raise KafkaError(
-            f"topic {settings.topic} has cleanup.policy={event['cleanup.policy']}; it must be delete: compaction is for tables, and "
+            f"topic {settings.topic} has cleanup.policy={event_policy}; it must be delete: compaction is for tables, and "
             f"drops events. Run kafka-configs.sh --alter --topic {settings.topic} --add-config cleanup.policy=delete"
         )
-    if int(event["max.message.bytes"]) < _SMALLEST_EVENT_LIMIT_BYTES:
+    if max_message_bytes < _SMALLEST_EVENT_LIMIT_BYTES:
         raise KafkaError(
-            f"topic {settings.topic} has max.message.bytes={event['max.message.bytes']}; an event needs up to "
+            f"topic {settings.topic} has max.message.bytes={max_message_bytes}; an event needs up to "
             f"{_SMALLEST_EVENT_LIMIT_BYTES}. Run kafka-configs.sh --alter --topic {settings.topic} --delete-config max.message.bytes"
         )
     return EventTopic(
         partition_count=partitions[settings.topic],
-        max_message_bytes=int(event["max.message.bytes"]),
-        retention_ms=int(event["retention.ms"]),
-        min_insync_replicas=int(event["min.insync.replicas"]),
+        max_message_bytes=max_message_bytes,
+        retention_ms=event.number("retention.ms"),
+        min_insync_replicas=event.number("min.insync.replicas"),
     )
 
 
 def check_topics(settings: KafkaSettings) -> EventTopic:
     """Checks both topics once. Raises ``KafkaError`` that names topic, setting, value and remedy, or ``KafkaUnavailable``."""
-    return TopicChecker(settings).check()
+    return TopicChecker(settings).check(Deadline(_ATTEMPT_SECONDS))
 
 
 def create_topics(settings: KafkaSettings, *, partitions: int = 3, replication_factor: int = 1) -> None:
@@ -148,15 +189,15 @@ def create_topics(settings: KafkaSettings, *, partitions: int = 3, replication_f
         missing = [topic for topic in wanted if topic.topic not in existing]
         timeout = deadline.timeout_seconds(_CALL_SECONDS)
         for future in (admin.create_topics(missing, operation_timeout=timeout, request_timeout=timeout) if missing else {}).values():
-            _await_creation(future)
+            _await_creation(future, timeout)
         _await_leaders(settings, admin, deadline)
     check_topics(settings)
     _write_first_record(settings, admin, reports, deadline)
 
 
-def _await_creation(future: "Future[None]") -> None:
+def _await_creation(future: "Future[None]", timeout: float) -> None:
     try:
-        future.result()
+        _answer(future, timeout)
     except KafkaException as error:
         # somebody else made it a moment ago, which is as good
         if error.args[0].code() != ClientError.TOPIC_ALREADY_EXISTS:
@@ -204,12 +245,8 @@ def end_offsets(settings: KafkaSettings, admin: AdminClient, reports: ClientRepo
 
 
 def _end_offsets(admin: AdminClient, topic: str, deadline: Deadline) -> dict[int, int]:
-    found = admin.list_topics(topic, timeout=deadline.timeout_seconds(_CALL_SECONDS)).topics[topic]
-    if found.error:
-        raise KafkaException(found.error)
     latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
-    asked = {TopicPartition(topic, partition): latest for partition in found.partitions}
-    answers = admin.list_offsets(
-        asked, isolation_level=IsolationLevel.READ_UNCOMMITTED, request_timeout=deadline.timeout_seconds(_CALL_SECONDS)
-    )
-    return {partition.partition: future.result().offset for partition, future in answers.items()}
+    asked = {TopicPartition(topic, partition): latest for partition in partitions_of(admin, topic, deadline.timeout_seconds(_CALL_SECONDS))}
+    timeout = deadline.timeout_seconds(_CALL_SECONDS)
+    answers = admin.list_offsets(asked, isolation_level=IsolationLevel.READ_UNCOMMITTED, request_timeout=timeout)
+    return {partition.partition: _answer(future, timeout).offset for partition, future in answers.items()}

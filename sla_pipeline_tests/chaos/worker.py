@@ -19,9 +19,8 @@ import psycopg
 
 from sla_pipeline.cycle import CycleInput, PublishTotals
 from sla_pipeline.errors import SlaPipelineError
-from sla_pipeline.kafka.relay import Outbox, Relay
+from sla_pipeline.kafka.relay import PUBLISH_SECONDS, Outbox, Relay
 from sla_pipeline.kafka.settings import KafkaSettings
-from sla_pipeline.kafka.topics import EventTopic
 from sla_pipeline.monitor.runner import run_cycle
 from sla_pipeline.monitor.steps import CycleReport, Database
 from sla_pipeline.postgres.outbox import PostgresOutbox
@@ -103,11 +102,9 @@ class _Classes:
 class _WatchedRelay(Relay):
     classes: _Classes
 
-    def check_topics(self) -> EventTopic:
-        with self.classes.noted():
-            return super().check_topics()
-
-    def publish(self, outbox: Outbox, *, run_id: str, totals: PublishTotals | None = None, seconds: float | None = None) -> PublishTotals:
+    def publish(
+        self, outbox: Outbox, *, run_id: str, totals: PublishTotals | None = None, seconds: float = PUBLISH_SECONDS
+    ) -> PublishTotals:
         with self.classes.noted():
             return super().publish(outbox, run_id=run_id, totals=totals, seconds=seconds)
 

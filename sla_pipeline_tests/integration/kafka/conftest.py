@@ -7,7 +7,7 @@ import pytest
 
 from sla_pipeline.cycle import OnStep, PublishTotals, no_step
 from sla_pipeline.kafka.outbox import Outbox
-from sla_pipeline.kafka.relay import TRANSACTION_LIMIT, Relay
+from sla_pipeline.kafka.relay import PUBLISH_SECONDS, TRANSACTION_LIMIT, Relay
 from sla_pipeline.kafka.settings import KafkaSettings
 from sla_pipeline.postgres.outbox import PostgresOutbox
 from sla_pipeline.postgres.session import PostgresSettings
@@ -39,12 +39,12 @@ def publish(outbox_factory: OutboxFactory) -> Publish:
         run_id: str = "run-that-published",
         on_step: OnStep = no_step,
         transaction_limit: int = TRANSACTION_LIMIT,
-        publish_seconds: float = 20.0,
+        seconds: float = PUBLISH_SECONDS,
     ) -> PublishTotals:
         with (
             outbox_factory() as outbox,
-            Relay(settings, on_step=on_step, transaction_limit=transaction_limit, publish_seconds=publish_seconds) as relay,
+            Relay(settings, on_step=on_step, transaction_limit=transaction_limit) as relay,
         ):
-            return relay.publish(outbox, run_id=run_id)
+            return relay.publish(outbox, run_id=run_id, seconds=seconds)
 
     return publish_once

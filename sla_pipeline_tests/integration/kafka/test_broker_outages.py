@@ -72,7 +72,7 @@ def test_a_broker_that_freezes_at_any_step_ends_the_attempt_in_time_and_the_next
         records.add(10)
         began = time.monotonic()
         with pytest.raises(KafkaUnavailable):
-            publish(settings, on_step=at_step(at, broker.freeze), publish_seconds=2.0)
+            publish(settings, on_step=at_step(at, broker.freeze), seconds=2.0)
         assert time.monotonic() - began < 10, at
         broker.thaw()
         publish(settings)
@@ -83,7 +83,7 @@ def test_kafka_down_for_ten_minutes(
     broker: EmbeddedKafka, settings: KafkaSettings, records: BreachRecords, outbox_factory: OutboxFactory
 ) -> None:
     """Several cycles of one process, each with new records, while the broker is away."""
-    with Relay(settings, publish_seconds=5.0) as relay:
+    with Relay(settings) as relay:
         records.add(10)
         with outbox_factory() as outbox:
             relay.publish(outbox, run_id="before")
@@ -95,7 +95,7 @@ def test_kafka_down_for_ten_minutes(
                 outbox_factory() as outbox,
                 pytest.raises(KafkaUnavailable, match=f"Kafka at {broker.bootstrap_servers} .*Connection refused"),
             ):
-                relay.publish(outbox, run_id=f"away-{cycle}")
+                relay.publish(outbox, run_id=f"away-{cycle}", seconds=5.0)
             assert time.monotonic() - began < 10
             assert records.positions() == (10, 20 + 10 * cycle)
         broker.start()
