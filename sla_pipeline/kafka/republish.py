@@ -15,7 +15,7 @@ from itertools import chain, islice
 from sla_pipeline.cycle import BreachRecord
 from sla_pipeline.errors import FailClosed, PublisherFenced
 from sla_pipeline.event import REPUBLISHED_HEADER, event_headers, event_key
-from sla_pipeline.kafka.clients import TransactionalProducer, translated
+from sla_pipeline.kafka.clients import ANY_PARTITION, TransactionalProducer, translated
 from sla_pipeline.kafka.deadline import Deadline
 from sla_pipeline.kafka.events import OnProgress
 from sla_pipeline.kafka.outbox import Outbox
@@ -104,20 +104,27 @@ def _transact(
     producer.begin()
     for record in records:
         headers = [*event_headers(correlation_id=record.correlation_id, outbox_seq=record.seq), (REPUBLISHED_HEADER, run_id.encode())]
-        _produce(producer, settings.topic, record, headers, deadline)
+        _with_room(producer, deadline, settings.topic, record.payload, event_key(record.ticket_id), headers=headers)
     written = Progress.standing_at(standing.seq, standing.digest, run_id)
-    producer.produce(settings.progress_topic, written.to_json(), PROGRESS_KEY, partition=PROGRESS_PARTITION)
+    _with_room(producer, deadline, settings.progress_topic, written.to_json(), PROGRESS_KEY, partition=PROGRESS_PARTITION)
     producer.deliver(deadline.timeout_seconds(_DELIVERY_SECONDS))
     producer.commit(deadline.timeout_seconds(_CALL_SECONDS))
     return written
 
 
-def _produce(
-    producer: TransactionalProducer, topic: str, record: BreachRecord, headers: Sequence[tuple[str, bytes]], deadline: Deadline
+def _with_room(
+    producer: TransactionalProducer,
+    deadline: Deadline,
+    topic: str,
+    value: str | bytes,
+    key: bytes,
+    *,
+    headers: Sequence[tuple[str, bytes]] = (),
+    partition: int = ANY_PARTITION,
 ) -> None:
+    """Hands a record over, when need be after delivering what is queued: the client may be configured to hold less than a transaction."""
     try:
-        producer.produce(topic, record.payload, event_key(record.ticket_id), headers=headers)
+        producer.produce(topic, value, key, headers=headers, partition=partition)
     except BufferError:
-        # the client's queue may have been configured to hold less than a transaction
         producer.deliver(deadline.timeout_seconds(_DELIVERY_SECONDS))
-        producer.produce(topic, record.payload, event_key(record.ticket_id), headers=headers)
+        producer.produce(topic, value, key, headers=headers, partition=partition)

@@ -223,9 +223,7 @@ def test_postgres_takes_back_a_whole_run_of_sequences_only(
     assert records.positions() == (17, 19)
 
 
-def test_a_lost_record_whose_ticket_has_an_older_one_is_not_written_back(
-    records: BreachRecords, outbox: RepairablePostgresOutbox
-) -> None:
+def test_a_lost_record_whose_ticket_has_an_older_one_is_not_written_back(records: BreachRecords, outbox: RepairablePostgresOutbox) -> None:
     records.add(3)
     first = outbox.records_from(1, 1)[0]
     before = records.expected()

@@ -91,12 +91,18 @@ def test_an_empty_database_gets_all_back_when_the_topic_goes_back_to_the_first_e
 
 
 def test_new_records_under_old_sequences_are_not_taken_for_published_when_those_events_have_expired() -> None:
-    diagnosis = judge(topic(*range(8, 21), expired_below=8), rows(5) | rows(6, 7, timeline="b"), next_seq=7, published_seq=5, progress=at(20))
+    diagnosis = judge(
+        topic(*range(8, 21), expired_below=8), rows(5) | rows(6, 7, timeline="b"), next_seq=7, published_seq=5, progress=at(20)
+    )
     assert diagnosis.state is State.UNDECIDABLE
 
 
 def test_a_database_restored_to_just_before_the_oldest_event() -> None:
-    assert told(judge(topic(6, 7, 8, 9, expired_below=6), rows(), next_seq=5, published_seq=5, progress=at(9))) == (State.DATABASE_REWOUND, 5, 9)
+    assert told(judge(topic(6, 7, 8, 9, expired_below=6), rows(), next_seq=5, published_seq=5, progress=at(9))) == (
+        State.DATABASE_REWOUND,
+        5,
+        9,
+    )
 
 
 @pytest.mark.parametrize(
