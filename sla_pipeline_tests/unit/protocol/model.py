@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from sla_pipeline_tests.unit.protocol.repair import diagnosed, mended, noted
+from sla_pipeline_tests.unit.protocol.repair import can_go_on, diagnosed, mended, noted, sending, sent
 from sla_pipeline_tests.unit.protocol.world import IDLE, NO_RECORD, ZERO, Publisher, Row, Transaction, World, listed
 
 __all__ = ["Model", "Protocol", "Surroundings"]
@@ -63,6 +63,8 @@ class Surroundings:
     """How often the progress topic loses its newest record: a broker that loses what it has acknowledged."""
     recoveries: bool = False
     """Whether ``sla-pipeline recover`` may run, at any moment; each time takes one of the takeovers."""
+    event_topic_recreation_count: int = 0
+    """How often the event topic is deleted and created anew, with what an open transaction has sent to it."""
     expiry_count: int = 0
     """How many of the oldest events the topic may forget."""
     stable_offset_lags: bool = False
@@ -116,10 +118,11 @@ class Model:
             elif me.epoch not in (0, world.epoch):
                 world = world.with_publisher(index, me._replace(epoch=0))
         repair = world.repair
-        if repair and (repair.epoch != world.epoch if repair.target else repair.era != world.era):
+        if repair and not can_go_on(world, repair):
             world = world._replace(repair=None)  # so can this recovery
         if self._commits_once:
             transaction, committing = world.transaction, any(me.step in ("produced", "flushed") for me in world.publishers)
+            committing = committing or (world.repair is not None and world.repair.sending)
             if transaction is None and world.late_commit:
                 world = world._replace(late_commit=False)
             elif transaction and transaction.rows and not (world.late_commit or committing):
@@ -165,6 +168,10 @@ class Model:
             emptied = transaction and transaction._replace(progress=None)
             told = "Kafka: the progress topic is deleted and created anew, empty"
             yield told, world._replace(progress=(), transaction=emptied, harm_count=world.harm_count + 1)
+        if world.deletion_count < bounds.event_topic_recreation_count:
+            emptied = transaction and transaction._replace(rows=())
+            told, dropped = "Kafka: the event topic is deleted and created anew, empty", len(world.visible)
+            yield told, world._replace(dropped_count=dropped, transaction=emptied, deletion_count=world.deletion_count + 1)
         if not world.progress and newer and (bounds.record_zero_rewritten == "always" or not world.visible):
             yield "migrate: fences, writes the record with sequence 0", world.fenced()._replace(progress=(ZERO,))
         if world.expired_seq < min(bounds.expiry_count, len(world.visible)):
@@ -181,11 +188,22 @@ class Model:
                 lost = f", which lacks {listed(after.repair.lost)}" if after.repair and after.repair.lost else ""
                 yield f"recover: fences (epoch {after.epoch}), compares the topic with Postgres{lost}", after
             return
-        if repair.target is None and repair.era == world.era:
+        if not can_go_on(world, repair):
+            pass
+        elif repair.target is None:
             after = mended(world, repair)
             yield f"recover: mends Postgres (rows {listed(after.rows)}, published_seq {after.published_seq})", after
-        if repair.target is not None and repair.epoch == world.epoch:
+        elif repair.sending:
+            told = listed(world.transaction.rows if world.transaction else ())
+            yield f"recover: committed ({told})", sent(world, repair, bounds.batch_size)
+            yield f"recover: commits {told}, gets no reply, gives up", world.committed()._replace(repair=None)
+            yield "recover: asks to commit, the request is late, gives up", world._replace(repair=None, late_commit=True)
+        elif not repair.missing:
             yield f"recover: writes the progress record {repair.target}", noted(world, repair.target)
+        elif world.epoch < bounds.takeover_count:
+            after = sending(world, repair, bounds.batch_size)
+            rows = listed(repair.missing[: bounds.batch_size])
+            yield f"recover: fences (epoch {after.epoch}), finds the progress as it was, sends {rows} again", after
         yield "recover: crashes", world._replace(repair=None)
 
     # --- the steps of a takeover ------------------------------------------------------------------------------------------------------

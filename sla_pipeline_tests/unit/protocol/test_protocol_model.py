@@ -79,6 +79,17 @@ def goes_on(protocol: Protocol, surroundings: Surroundings) -> Callable[[World],
     return holds
 
 
+def recovered(model: Model, world: World) -> World | None:
+    """The world after a recovery left alone; None where it refuses."""
+    begun = False
+    while world.repair or not begun:
+        moves = iter(model.recovery(world))
+        if (move := next(moves, None)) is None:
+            return None
+        begun, world = True, move[1]
+    return world
+
+
 def is_mended_by_recovery(surroundings: Surroundings) -> Callable[[World], bool]:
     """Whether a recovery left alone makes Postgres and Kafka agree."""
     model = Model(surroundings=surroundings)
@@ -86,12 +97,24 @@ def is_mended_by_recovery(surroundings: Surroundings) -> Callable[[World], bool]
     def holds(world: World) -> bool:
         if world.repair or world.epoch == surroundings.takeover_count:
             return True
-        for _ in ("fences and compares", "mends Postgres", "writes the progress record"):
-            moves = list(model.recovery(world))
-            if not moves:
-                return False
-            world = moves[0][1]
-        return agree(world)
+        after = recovered(model, world)
+        return after is not None and agree(after)
+
+    return holds
+
+
+def is_made_whole_by_recovery(surroundings: Surroundings) -> Callable[[World], bool]:
+    """Whether recovery left alone, at most twice, ends with every published row on the topic once, and nothing else there."""
+    model = Model(surroundings=replace(surroundings, takeover_count=surroundings.takeover_count + 2 * (1 + len(surroundings.tickets))))
+
+    def holds(world: World) -> bool:
+        if world.repair:
+            return True
+        once = recovered(model, world)
+        twice = once and recovered(model, once)
+        if twice is None or not agree(twice):
+            return False
+        return sorted(twice.topic) == list(twice.rows[: twice.progress[-1].seq])
 
     return holds
 
@@ -124,6 +147,38 @@ def test_recovery_takes_nothing_for_published_whose_event_has_expired() -> None:
     surroundings = Surroundings(tickets="ab", restore_count=1, expiry_count=2, recoveries=True)
     result = search(Protocol(), surroundings, PROPERTIES, names_exchangeable=True)
     show(f"recovery, with events that expire: {result.state_count:,} states")
+    assert (result.violated, told(result.history)) == (None, "")
+
+
+# consumers that read an event before its topic was deleted see it again after it was published again; nobody sees it twice on one topic
+ON_ONE_TOPIC: Properties = {
+    "no ticket has two events on the topic": lambda world: len({row.ticket for row in world.topic}) == len(world.topic),
+    "an event that is published again is the same one": lambda world: len({row.ticket for row in world.visible}) == len({*world.visible}),
+    NO_FALSE_ALARM: PROPERTIES[NO_FALSE_ALARM],
+}
+WITHOUT_EVENT_TOPIC = {
+    "the event topic emptied twice, and `recover` at any moment": Surroundings(
+        tickets="abc", takeover_count=4, event_topic_recreation_count=2, recoveries=True
+    ),
+    "both topics emptied, and `recover` at any moment": Surroundings(
+        tickets="ab", takeover_count=4, event_topic_recreation_count=1, recreation_count=1, recoveries=True
+    ),
+    "the event topic emptied, Postgres restored, and `recover` at any moment": Surroundings(
+        tickets="ab", takeover_count=4, event_topic_recreation_count=1, restore_count=1, recoveries=True
+    ),
+}
+
+
+@pytest.mark.parametrize("disaster", WITHOUT_EVENT_TOPIC)
+def test_missing_events_are_published_again_once_in_every_interleaving(disaster: str) -> None:
+    surroundings = WITHOUT_EVENT_TOPIC[disaster]
+    properties = {**ON_ONE_TOPIC, GOES_ON: goes_on(Protocol(), surroundings)}
+    if not surroundings.restore_count:
+        # with a restore, what was lost on both sides stays undecided
+        properties["recovery makes the topic whole"] = is_made_whole_by_recovery(surroundings)
+    result = search(Protocol(), surroundings, properties, names_exchangeable=True)
+    row = f"| {disaster} | {len(surroundings.tickets)} | {surroundings.takeover_count} | {result.state_count:,} |"
+    show(row)
     assert (result.violated, told(result.history)) == (None, "")
 
 
