@@ -17,7 +17,7 @@ from functools import cached_property
 from typing import Literal
 
 from sla_pipeline_tests.unit.protocol.repair import can_go_on, diagnosed, mended, noted, sending, sent
-from sla_pipeline_tests.unit.protocol.world import IDLE, NO_RECORD, ZERO, Publisher, Row, Transaction, World, listed
+from sla_pipeline_tests.unit.protocol.world import IDLE, NO_RECORD, ZERO, Publisher, Repair, Row, Transaction, World, listed
 
 __all__ = ["Model", "Protocol", "Surroundings"]
 
@@ -37,6 +37,8 @@ class Protocol:
     published_seq_before_progress: bool = True
     published_seq_checked: bool = True
     failed_delivery_ends_takeover: bool = True
+    progress_checked_before_sending_again: bool = True
+    """Recovery sends missing events only while, behind the fence, the newest progress record is the one it knows."""
     session_of_the_lock: bool = True
     """Every statement goes through the session that took the lock, so a restore of Postgres ends them all."""
 
@@ -65,6 +67,8 @@ class Surroundings:
     """Whether ``sla-pipeline recover`` may run, at any moment; each time takes one of the takeovers."""
     event_topic_recreation_count: int = 0
     """How often the event topic is deleted and created anew, with what an open transaction has sent to it."""
+    recoveries_overlap: bool = False
+    """Whether a second recovery may begin while one stands still, and go on in turn with it: both believe that they hold the lock."""
     expiry_count: int = 0
     """How many of the oldest events the topic may forget."""
     stable_offset_lags: bool = False
@@ -117,12 +121,13 @@ class Model:
                 world = world.with_publisher(index, IDLE)  # it can only stop
             elif me.epoch not in (0, world.epoch):
                 world = world.with_publisher(index, me._replace(epoch=0))
-        repair = world.repair
-        if repair and not can_go_on(world, repair):
+        if world.repair and not self._goes_on(world, world.repair):
             world = world._replace(repair=None)  # so can this recovery
+        if world.frozen and not self._goes_on(world, world.frozen):
+            world = world._replace(frozen=None)
         if self._commits_once:
             transaction, committing = world.transaction, any(me.step in ("produced", "flushed") for me in world.publishers)
-            committing = committing or (world.repair is not None and world.repair.sending)
+            committing = committing or any(repair is not None and repair.sending for repair in (world.repair, world.frozen))
             if transaction is None and world.late_commit:
                 world = world._replace(late_commit=False)
             elif transaction and transaction.rows and not (world.late_commit or committing):
@@ -140,6 +145,9 @@ class Model:
 
     def _session_ended(self, world: World, me: Publisher) -> bool:
         return self.protocol.session_of_the_lock and me.era != world.era
+
+    def _goes_on(self, world: World, repair: Repair) -> bool:
+        return can_go_on(world, repair, progress_checked=self.protocol.progress_checked_before_sending_again)
 
     # --- what happens by itself -------------------------------------------------------------------------------------------------------
 
@@ -182,13 +190,18 @@ class Model:
 
     def recovery(self, world: World) -> Moves:
         """The next move of a recovery, the one without a fault first."""
+        yield from self._recovery(world)
+        if self.surroundings.recoveries_overlap and (world.repair or world.frozen):
+            yield "recover: stands still, the other one goes on", world._replace(repair=world.frozen, frozen=world.repair)
+
+    def _recovery(self, world: World) -> Moves:
         repair, bounds = world.repair, self.surroundings
         if repair is None:
             if bounds.recoveries and world.epoch < bounds.takeover_count and (after := diagnosed(world)):
                 lost = f", which lacks {listed(after.repair.lost)}" if after.repair and after.repair.lost else ""
                 yield f"recover: fences (epoch {after.epoch}), compares the topic with Postgres{lost}", after
             return
-        if not can_go_on(world, repair):
+        if not self._goes_on(world, repair):
             pass
         elif repair.target is None:
             after = mended(world, repair)
@@ -203,7 +216,7 @@ class Model:
         elif world.epoch < bounds.takeover_count:
             after = sending(world, repair, bounds.batch_size)
             rows = listed(repair.missing[: bounds.batch_size])
-            yield f"recover: fences (epoch {after.epoch}), finds the progress as it was, sends {rows} again", after
+            yield f"recover: fences (epoch {after.epoch}), sends {rows} again", after
         yield "recover: crashes", world._replace(repair=None)
 
     # --- the steps of a takeover ------------------------------------------------------------------------------------------------------

@@ -65,12 +65,12 @@ def noted(world: World, target: Row) -> World:
     return world._replace(progress=progress, repair=None)
 
 
-def can_go_on(world: World, repair: Repair) -> bool:
+def can_go_on(world: World, repair: Repair, *, progress_checked: bool) -> bool:
     """Whether the recovery can still take its next step: what it rests on has not changed."""
     if repair.sending:
         return repair.epoch == world.epoch
     if repair.target is not None and repair.missing:
-        return repair.era == world.era and repair.seen == world.committed_so_far
+        return repair.era == world.era and (repair.seen == world.committed_so_far or not progress_checked)
     return repair.epoch == world.epoch if repair.target is not None else repair.era == world.era
 
 

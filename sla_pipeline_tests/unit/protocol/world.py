@@ -97,6 +97,8 @@ class World(NamedTuple):
     passed: Row | None = None
     """A row that was taken for published though it is not visible."""
     repair: Repair | None = None
+    frozen: Repair | None = None
+    """A recovery that stands still while another one runs; it has not noticed that the lock is lost."""
     refusal: str | None = None
     """Why a publisher has just failed closed."""
 
