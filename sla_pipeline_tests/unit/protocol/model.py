@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from sla_pipeline_tests.unit.protocol.repair import can_go_on, diagnosed, mended, noted, sending, sent
+from sla_pipeline_tests.unit.protocol.repair import begun, can_go_on, compared, mended, noted, sending, sent
 from sla_pipeline_tests.unit.protocol.world import IDLE, NO_RECORD, ZERO, Publisher, Repair, Row, Transaction, World, listed
 
 __all__ = ["Model", "Protocol", "Surroundings"]
@@ -191,18 +191,22 @@ class Model:
     def recovery(self, world: World) -> Moves:
         """The next move of a recovery, the one without a fault first."""
         yield from self._recovery(world)
-        if self.surroundings.recoveries_overlap and (world.repair or world.frozen):
+        # keeps the search small: only a recovery with more than one fence stands still
+        if self.surroundings.recoveries_overlap and (world.frozen or (world.repair and world.repair.missing)):
             yield "recover: stands still, the other one goes on", world._replace(repair=world.frozen, frozen=world.repair)
 
     def _recovery(self, world: World) -> Moves:
         repair, bounds = world.repair, self.surroundings
         if repair is None:
-            if bounds.recoveries and world.epoch < bounds.takeover_count and (after := diagnosed(world)):
-                lost = f", which lacks {listed(after.repair.lost)}" if after.repair and after.repair.lost else ""
-                yield f"recover: fences (epoch {after.epoch}), compares the topic with Postgres{lost}", after
+            if bounds.recoveries and world.epoch < bounds.takeover_count:
+                yield f"recover: fences (epoch {world.epoch + 1})", begun(world)
             return
         if not self._goes_on(world, repair):
             pass
+        elif not repair.compared:
+            if after := compared(world, repair):
+                lost = f", which lacks {listed(after.repair.lost)}" if after.repair and after.repair.lost else ""
+                yield f"recover: compares the topic with Postgres{lost}", after
         elif repair.target is None:
             after = mended(world, repair)
             yield f"recover: mends Postgres (rows {listed(after.rows)}, published_seq {after.published_seq})", after

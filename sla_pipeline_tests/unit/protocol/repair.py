@@ -12,7 +12,7 @@ from sla_pipeline.kafka.published import TopicContents
 from sla_pipeline.kafka.recovery import Diagnosis, State, judge
 from sla_pipeline_tests.unit.protocol.world import ZERO, Repair, Row, Transaction, World
 
-__all__ = ["can_go_on", "diagnosed", "mended", "noted", "sending", "sent"]
+__all__ = ["begun", "can_go_on", "compared", "mended", "noted", "sending", "sent"]
 
 
 @cache
@@ -30,20 +30,23 @@ def _diagnosis(events: tuple[Row, ...], whole: bool, rows: tuple[Row, ...], publ
     return judge(topic, known, next_seq=len(rows), published_seq=published_seq, progress=newest, elsewhere=elsewhere)
 
 
-def diagnosed(world: World) -> World | None:
-    """After everybody was fenced, and topic and rows were compared behind the fence; None where a person must decide by hand."""
+def begun(world: World) -> World:
+    """After everybody was fenced, and the progress was read."""
+    after = world.fenced()
+    return after._replace(repair=Repair(world.era, after.epoch, seen=world.committed_so_far))
+
+
+def compared(world: World, repair: Repair) -> World | None:
+    """After the topic was read and compared with Postgres; None where a person must decide by hand."""
     events = world.topic
-    found = _diagnosis(events, not world.expired_seq, world.rows, world.published_seq, world.progress[-1:])
+    found = _diagnosis(events, not world.expired_seq, world.rows, world.published_seq, repair.seen[1])
     if found.state is State.UNDECIDABLE:
         return None
     lost = tuple(row for row in events if row.seq > found.common_seq) if found.state is State.DATABASE_REWOUND else ()
     wanted = found.missing if found.state is State.EVENTS_MISSING else ()
     missing = tuple(world.rows[seq - 1] for run in wanted for seq in run)
-    after = world.fenced()
-    repair = Repair(world.era, after.epoch, found.common_seq, lost, found.position)
-    if missing:
-        repair = repair._replace(missing=missing, seen=world.committed_so_far)
-    return after._replace(repair=repair)
+    seen = repair.seen if missing else (0, ())
+    return world._replace(repair=Repair(repair.era, repair.epoch, True, found.common_seq, lost, found.position, missing=missing, seen=seen))
 
 
 def mended(world: World, repair: Repair) -> World:

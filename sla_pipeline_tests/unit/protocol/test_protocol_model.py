@@ -83,10 +83,10 @@ def recovered(model: Model, world: World) -> World | None:
     """The world after a recovery left alone; None where it refuses."""
     begun = False
     while world.repair or not begun:
-        moves = iter(model.recovery(world))
-        if (move := next(moves, None)) is None:
+        move, world = next(iter(model.recovery(world)), ("", world))
+        if not move or move == "recover: crashes":
             return None
-        begun, world = True, move[1]
+        begun = True
     return world
 
 

@@ -59,14 +59,15 @@ class Repair(NamedTuple):
 
     era: int
     epoch: int
-    common_seq: int
-    lost: tuple[Row, ...]
-    position: int
+    compared: bool = False
+    common_seq: int = 0
+    lost: tuple[Row, ...] = ()
+    position: int = 0
     target: Row | None = None
     missing: tuple[Row, ...] = ()
     """Rows to be published again, once Postgres is mended; then no progress record is written by itself."""
     seen: tuple[int, tuple[Row, ...]] = (0, ())
-    """``World.committed_so_far`` when the topic was read, or after its own last transaction."""
+    """``World.committed_so_far`` when it read the progress, before it read the topic, or after its own last transaction."""
     sending: bool = False
 
 
