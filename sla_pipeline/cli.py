@@ -36,7 +36,8 @@ __all__ = ["app", "main"]
 _EPILOG = (
     "Exit codes: 0 done; 1 done, but something failed or does not agree (it is printed); 2 a wrong option, variable or value; "
     "3 Postgres or Kafka is not as it must be, a person must act; 75 a server is away, try again; 130 interrupted. "
-    "Settings: SLA_POSTGRES_URL, SLA_POSTGRES_OWNER_URL (migrate), SLA_KAFKA_BOOTSTRAP_SERVERS, SLA_KAFKA_TOPIC, SLA_KAFKA_CLIENT_CONFIG."
+    "Settings: SLA_POSTGRES_URL, SLA_POSTGRES_OWNER_URL (migrate, recover), SLA_KAFKA_BOOTSTRAP_SERVERS, SLA_KAFKA_TOPIC, "
+    "SLA_KAFKA_CLIENT_CONFIG."
 )
 _EXIT_FAILED, _EXIT_USAGE, _EXIT_BROKEN, _EXIT_TRY_AGAIN, _EXIT_INTERRUPTED = 1, 2, 3, 75, 130
 _RETRYABLE = (errors.DatabaseUnavailable, errors.KafkaUnavailable, errors.PublisherBusy, errors.PublisherFenced, errors.CycleLocked)
@@ -197,7 +198,9 @@ def verify(as_json: AsJson = False) -> None:
 
 @app.command(epilog=_EPILOG)
 def recover(
-    yes: Annotated[bool, typer.Option("--yes", help="Repair without asking. Read a diagnosis first.")] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Repair without asking, and publish missing events again. Read a diagnosis first.")
+    ] = False,
 ) -> None:
     """After "nothing is published", or where `verify` finds events missing: compare, propose a repair, do it on confirmation.
 

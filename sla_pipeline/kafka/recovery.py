@@ -12,7 +12,7 @@ Three states can be mended, alone or together:
   Flags on tickets are not touched: where the backup lost one, the next cycle sets it again, finds the record, and sends nothing.
   The topic is read a second time for the records; unless it holds exactly what the first reading found, nothing is changed.
 - *Events are missing*: records that both positions count as published have no event, and retention does not explain it (the event topic
-  was deleted and made anew, or a broker lost what it had acknowledged). Repair publishes exactly these again (``republish.py``). This
+  was deleted and re-created, or a broker lost what it had acknowledged). Repair publishes exactly these again (``republish.py``). This
   comes last: the two repairs above settle first which records are published.
 
 What cannot be told from what is left is not repaired: events of the time in question have expired, a record was deleted from the
@@ -139,7 +139,7 @@ class Diagnosis:
                 f"retention does not explain it: {self._proof}"
             )
             if self.state in (State.PROGRESS_LOST, State.DATABASE_REWOUND):
-                found.append("note: the repair below comes first; to publish the missing ones again is the next question")
+                found.append("note: the repair below comes first; publishing the missing ones again is a question of its own")
         match self.state:
             case State.AGREED:
                 return [*found, "repair: not needed"]
@@ -164,8 +164,9 @@ class Diagnosis:
             case State.EVENTS_MISSING:
                 return [
                     *found,
-                    "note: that they are not on the topic is proven; that nobody has read them is not. If the topic was deleted and made "
-                    "anew, consumers may have read some before. They get the same EventId again, by which a consumer drops what it knows",
+                    "note: it is proven that they are not on the topic, not that nobody has read them. If the topic was deleted and "
+                    "re-created, consumers may have read some before. They get the same EventId again, by which a consumer drops "
+                    "duplicates",
                     f"repair: publish these {self.missing_count} records again, as they are in Postgres, under their old sequences, with "
                     "the header republished-by; the position stays",
                 ]

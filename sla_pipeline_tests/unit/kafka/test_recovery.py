@@ -197,7 +197,7 @@ def test_a_record_whose_ticket_has_another_event_is_not_published_again() -> Non
 
 def test_the_confirmation_says_what_is_not_proven() -> None:
     diagnosis = judge(topic(), rows(*_FIVE), next_seq=5, published_seq=5, progress=at(5))
-    assert any("that nobody has read them is not" in line for line in diagnosis.lines())
+    assert any("not that nobody has read them" in line for line in diagnosis.lines())
     assert diagnosis.question == "Publish 5 events again now?"
 
 
