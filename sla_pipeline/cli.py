@@ -14,7 +14,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -28,12 +28,16 @@ from sla_pipeline.kafka.settings import KafkaSettings
 from sla_pipeline.postgres.session import PostgresSettings, single_runner_from_environment
 from sla_pipeline.telemetry.logs import configure_logging
 
+if TYPE_CHECKING:
+    from sla_pipeline.kafka.recovery import Diagnosis
+
 __all__ = ["app", "main"]
 
 _EPILOG = (
     "Exit codes: 0 done; 1 done, but something failed or does not agree (it is printed); 2 a wrong option, variable or value; "
     "3 Postgres or Kafka is not as it must be, a person must act; 75 a server is away, try again; 130 interrupted. "
-    "Settings: SLA_POSTGRES_URL, SLA_POSTGRES_OWNER_URL (migrate), SLA_KAFKA_BOOTSTRAP_SERVERS, SLA_KAFKA_TOPIC, SLA_KAFKA_CLIENT_CONFIG."
+    "Settings: SLA_POSTGRES_URL, SLA_POSTGRES_OWNER_URL (migrate, recover), SLA_KAFKA_BOOTSTRAP_SERVERS, SLA_KAFKA_TOPIC, "
+    "SLA_KAFKA_CLIENT_CONFIG."
 )
 _EXIT_FAILED, _EXIT_USAGE, _EXIT_BROKEN, _EXIT_TRY_AGAIN, _EXIT_INTERRUPTED = 1, 2, 3, 75, 130
 _RETRYABLE = (errors.DatabaseUnavailable, errors.KafkaUnavailable, errors.PublisherBusy, errors.PublisherFenced, errors.CycleLocked)
@@ -194,34 +198,47 @@ def verify(as_json: AsJson = False) -> None:
 
 @app.command(epilog=_EPILOG)
 def recover(
-    yes: Annotated[bool, typer.Option("--yes", help="Repair without asking. Read a diagnosis first.")] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Repair without asking, and publish missing events again. Read a diagnosis first.")
+    ] = False,
 ) -> None:
-    """After "nothing is published": find out what Postgres and Kafka disagree on, say what a repair would do, and do it on confirmation.
+    """After "nothing is published", or where `verify` finds events missing: compare, propose a repair, do it on confirmation.
 
     Reads the event topic, which neither a lost progress topic nor a restored database can change. Runs as the owner
-    (SLA_POSTGRES_OWNER_URL); stop the schedule first. docs/exactly-once.md, section "Recovery", explains both cases.
+    (SLA_POSTGRES_OWNER_URL); stop the schedule first. docs/exactly-once.md, section "Recovery", explains the cases.
     """
+    from sla_pipeline.kafka.recovery import State  # noqa: PLC0415
+
+    found = _recovered(ask=not yes)
+    if found.missing and found.state is not State.EVENTS_MISSING:
+        out.print("repaired; now the missing events")
+        found = _recovered(ask=not yes)
+    if found.state is not State.AGREED:
+        out.print("repaired; the next cycle publishes what waits")
+
+
+def _recovered(*, ask: bool) -> "Diagnosis":
+    """One diagnosis and its repair. Raises ``typer.Exit`` where nothing can be decided, ``typer.Abort`` without confirmation."""
     from sla_pipeline.kafka import recovery  # noqa: PLC0415
     from sla_pipeline.postgres.migrate import owner_url_from_environment  # noqa: PLC0415
     from sla_pipeline.postgres.rebase import RepairablePostgresOutbox  # noqa: PLC0415
 
     kafka = KafkaSettings.from_environment()
-    with RepairablePostgresOutbox(PostgresSettings(owner_url_from_environment())) as outbox:
-        with _progress("reading the topic") as advance:
-            found = recovery.diagnose(kafka, outbox, on_progress=advance)
-        for line in found.lines():
-            out.print(line, markup=False)
-        if found.state is recovery.State.AGREED:
-            return
-        if found.state is recovery.State.UNDECIDABLE:
-            raise typer.Exit(_EXIT_BROKEN)
-        if not yes:
-            typer.confirm("Repair it now?", abort=True)
+    with RepairablePostgresOutbox(PostgresSettings(owner_url_from_environment())) as outbox, _progress("reading the topic") as advance:
+        found = recovery.diagnose(kafka, outbox, on_progress=advance)
+    for line in found.lines():
+        out.print(line, markup=False)
+    if found.state is recovery.State.AGREED:
+        return found
+    if found.state is recovery.State.UNDECIDABLE:
+        raise typer.Exit(_EXIT_BROKEN)
+    if ask:
+        typer.confirm(found.question, abort=True)
     # a session of its own: the one of the diagnosis may have been ended while a person was reading
     with RepairablePostgresOutbox(PostgresSettings(owner_url_from_environment())) as outbox, _progress("repairing") as advance:
         run_id = f"recover-{SystemClock().now_utc():%Y%m%dT%H%M%SZ}"
         recovery.repair(kafka, outbox, run_id=run_id, confirmed=found, on_progress=advance)
-    out.print("repaired; the next cycle publishes what waits")
+    return found
 
 
 @app.command(epilog=_EPILOG)

@@ -24,6 +24,7 @@ __all__ = [
     "CONTRACT_VERSION",
     "EVENT_TOPIC",
     "EVENT_TYPE",
+    "REPUBLISHED_HEADER",
     "TicketSlaBreachedKafkaEvent",
     "event_headers",
     "event_id",
@@ -35,6 +36,8 @@ __all__ = [
 EVENT_TOPIC = "pin.support.ticket-sla-breached.v1"
 EVENT_TYPE = "TicketSlaBreachedKafkaEvent"
 CONTRACT_VERSION = 1
+REPUBLISHED_HEADER = "republished-by"
+"""Header of an event that `sla-pipeline recover` published again, and of no other; its value is the run that did it."""
 # names the contract, so that the same ticket has another EventId in a later version of it
 # the hexadecimal digit with its two upper bits set to 10
 _UUID_VARIANT = {digit: f"{int(digit, 16) & 0b0011 | 0b1000:x}" for digit in "0123456789abcdef"}

@@ -64,6 +64,7 @@ class Check(Enum):
     OVERDUE_CHANGED_LATELY = Severity.INFORMATION, "tickets past a deadline that changed within the last 2 minutes"
     RECORD_WAITING = Severity.INFORMATION, "breach records waiting to be published"
     EVENT_EXPIRED = Severity.INFORMATION, "published breach records whose event may have left the topic by retention"
+    EVENT_REPUBLISHED = Severity.INFORMATION, "events that `sla-pipeline recover` published again"
     RECORD_EXPIRED = Severity.INFORMATION, "events older than the oldest breach record kept"
     POSTGRES_BEHIND_PROGRESS = Severity.INFORMATION, "published sequences that Postgres does not know of yet"
 

@@ -20,6 +20,7 @@ from sla_pipeline.audit import contract
 from sla_pipeline.audit.contract import RecordRow, TopicEvent, ticket_bytes, ticket_text
 from sla_pipeline.audit.entry import ENTRY_BYTES, NO_SEQUENCE, SHARES, TICKET_BYTES, Place, pack, place_of, share_of
 from sla_pipeline.audit.findings import Check, Example, Tally
+from sla_pipeline.event import REPUBLISHED_HEADER
 
 __all__ = ["Ledger"]
 
@@ -49,7 +50,7 @@ class Ledger:
         self.event_count = 0
         self.highest_event_seq: int | None = None
         self.first_seqs: dict[int, int] = {}
-        """The first sequence seen in each partition: what stood before it has expired, or never was."""
+        """The first sequence seen in each partition, republished ones aside: what stood before it has expired, or never was."""
 
     @property
     def record_count(self) -> int:
@@ -187,7 +188,12 @@ class Ledger:
         return True
 
     def _out_of_order(self, event: TopicEvent, seq: int) -> list[Check]:
-        """Compare with the event before in its partition: so one that stands too high counts once, and not with all that follow it."""
+        """Compare with the event before in its partition: so one that stands too high counts once, and not with all that follow it.
+
+        An event that recovery published again stands behind higher ones by design, and is left out of the comparison.
+        """
+        if REPUBLISHED_HEADER in event.headers:
+            return [Check.EVENT_REPUBLISHED]
         self.first_seqs.setdefault(event.partition, seq)
         previous, self._previous_seqs[event.partition] = self._previous_seqs.get(event.partition, 0), seq
         return [Check.ORDER_IN_PARTITION] if seq < previous else []

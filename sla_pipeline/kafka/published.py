@@ -1,36 +1,56 @@
-"""What really is on the event topic: every sequence with the fingerprint of its record, and the records themselves where asked.
+"""Contents of the event topic, for recovery: each sequence with the fingerprint of its record, and the records themselves where asked.
 
-The topic is the only witness that neither a lost progress topic nor a restored database can change. What belongs here: reading it for
-recovery. What does not: what follows from it (``recovery.py``).
+The topic is the only witness that neither a lost progress topic nor a restored database can change. What belongs here: reading it.
+What does not: conclusions (``recovery.py``), sending (``republish.py``).
 """
 
 import json
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from confluent_kafka import KafkaException
+from confluent_kafka import TopicPartition as Partition
+from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
+
 from sla_pipeline.cycle import BreachRecord, PublishedRecord
 from sla_pipeline.errors import FailClosed
+from sla_pipeline.event import REPUBLISHED_HEADER
+from sla_pipeline.kafka.clients import ClientReports, open_admin, translated
+from sla_pipeline.kafka.deadline import Deadline
 from sla_pipeline.kafka.events import OnProgress, ReceivedEvent, read_events
 from sla_pipeline.kafka.progress import record_digest
 from sla_pipeline.kafka.settings import KafkaSettings
 
 __all__ = ["TopicContents", "published_record", "read_records", "scan_topic"]
 
-# how many of a kind of fault are kept to be shown
+# examples kept of each kind of fault
 _EXAMPLES = 3
+# bound of one look-up of offsets; a healthy broker answers in milliseconds
+_LOOK_UP_SECONDS = 20.0
 
 
 @dataclass(slots=True)
 class TopicContents:
-    """What the topic holds of ours: ``digests`` by sequence, 150 bytes of memory an event; ``foreign_count`` events of others.
+    """Breach events on the topic: ``digests`` and ``tickets`` in 320 bytes of memory an event; ``foreign_count`` other events.
 
-    ``faults`` tells what can never be on the topic: a sequence or a ticket twice.
+    ``tickets`` maps a message key to its sequence. ``faults`` lists contradictions of the topic with itself: a sequence or a ticket twice.
+
+    ``expired_below``: an event of this sequence or above that is not in ``digests`` is not on the topic and never was since the topic
+    was created; one below it may have been removed by retention. 0 when nothing was ever removed. Why this holds: removal takes the
+    oldest records of a partition, so whatever was removed stood before the first event still there. Sequences rise within a partition
+    (one publisher, in order), so it had a lower sequence than that first event. Events that recovery published again do not count as
+    first events, because they stand out of order; one that was removed has a lower sequence all the same, because every event sent
+    after it in the ordinary way was above the position of that time. Which partition a missing event was in is unknown (the number of
+    partitions may have grown), so the highest first event counts; a partition that lost all its events could have held any sequence.
     """
 
     digests: dict[int, str] = field(default_factory=dict)
     foreign_count: int = 0
     faults: list[str] = field(default_factory=list)
+    tickets: dict[bytes, int] = field(default_factory=dict)
+    expired_below: int = 0
 
     @property
     def lowest_seq(self) -> int:
@@ -54,7 +74,7 @@ class TopicContents:
 def scan_topic(settings: KafkaSettings, *, on_progress: OnProgress | None = None) -> TopicContents:
     """Reads the topic from its beginning to its end. Raises what ``read_events`` raises."""
     contents = TopicContents()
-    tickets: dict[bytes, int] = {}
+    first_seqs: dict[int, int] = {}
     for event in read_events(settings, on_progress=on_progress):
         record = _record_of(event)
         if record is None:
@@ -62,22 +82,49 @@ def scan_topic(settings: KafkaSettings, *, on_progress: OnProgress | None = None
             continue
         if record.seq in contents.digests:
             _note(contents.faults, f"sequence {record.seq} is on the topic twice")
-        elif (other := tickets.setdefault(event.key, record.seq)) != record.seq:
+        elif (other := contents.tickets.setdefault(event.key, record.seq)) != record.seq:
             _note(contents.faults, f"ticket {record.ticket_id} is on the topic twice, under sequences {other} and {record.seq}")
         contents.digests[record.seq] = record_digest(record)
+        if REPUBLISHED_HEADER not in event.headers:
+            first_seqs.setdefault(event.partition, record.seq)
+    # looked up after reading: what was removed meanwhile explains what was not read
+    begin_offsets = _begin_offsets(settings)
+    contents.expired_below = max(
+        (first_seqs.get(partition, sys.maxsize) for partition, offset in begin_offsets.items() if offset > 0), default=0
+    )
     return contents
 
 
-def read_records(settings: KafkaSettings, *, after_seq: int, on_progress: OnProgress | None = None) -> Iterator[PublishedRecord]:
-    """The records with a sequence above ``after_seq``, in the topic's order. Raises ``FailClosed`` for a payload that is not ours."""
+def read_records(
+    settings: KafkaSettings, expected: Mapping[int, str], *, on_progress: OnProgress | None = None
+) -> Iterator[PublishedRecord]:
+    """The records whose sequences are in ``expected``, in the topic's order: each exactly once, with the digest given there.
+
+    ``expected`` is what an earlier reading found. Raises ``FailClosed``, at the end at the latest, when this reading finds anything else,
+    or a payload that is not of this contract.
+    """
+    missing = dict(expected)
+    first = min(missing, default=0)
     for event in read_events(settings, on_progress=on_progress):
         record = _record_of(event)
-        if record is not None and record.seq > after_seq:
-            yield published_record(record)
+        if record is None or record.seq < first:
+            continue
+        if missing.pop(record.seq, None) != record_digest(record):
+            raise FailClosed(
+                f"the topic changed while it was read: the event with sequence {record.seq} is another one, or came twice, since the first "
+                "reading. Nothing was changed; run `sla-pipeline recover` again"
+            )
+        yield published_record(record)
+    if missing:
+        raise FailClosed(
+            f"the topic changed while it was read: the event with sequence {min(missing)} is gone since the first reading"
+            f"{f', and {len(missing) - 1} others' if len(missing) > 1 else ''}; retention, or a deletion, removed it. Nothing was changed; "
+            "run `sla-pipeline recover` again"
+        )
 
 
 def published_record(record: BreachRecord) -> PublishedRecord:
-    """The record with the columns that its payload tells. Raises ``FailClosed`` when it does not."""
+    """The record with the columns that its payload states. Raises ``FailClosed`` when it does not state them."""
     try:
         payload = json.loads(record.payload)
         return PublishedRecord(
@@ -95,11 +142,31 @@ def published_record(record: BreachRecord) -> PublishedRecord:
 
 
 def _record_of(event: ReceivedEvent) -> BreachRecord | None:
-    """The record that was published as this event; None for an event of somebody else."""
+    """The record that was published as this event; None for an event of somebody else. Raises ``FailClosed`` for one that is garbled."""
     seq = event.headers.get("outbox-seq", b"")
     if not seq.isdigit() or "correlation-id" not in event.headers:
         return None
-    return BreachRecord(int(seq), event.key.decode(), event.headers["correlation-id"].decode(), event.value.decode())
+    try:
+        return BreachRecord(int(seq), event.key.decode(), event.headers["correlation-id"].decode(), event.value.decode())
+    except ValueError as error:
+        raise FailClosed(
+            f"the event at offset {event.offset} of partition {event.partition} has the headers of a breach event, but is not one: its "
+            "sequence, key or value cannot be read. Nothing was changed; a person must decide by hand"
+        ) from error
+
+
+def _begin_offsets(settings: KafkaSettings) -> dict[int, int]:
+    """The first offset of every partition that is still there."""
+    reports, deadline = ClientReports(), Deadline(_LOOK_UP_SECONDS)
+    admin = open_admin(settings, reports)
+    with translated(settings, "looking up the beginning of the topic", reports, poll=admin.poll, topic=settings.topic):
+        found = admin.list_topics(settings.topic, timeout=deadline.timeout_seconds(_LOOK_UP_SECONDS)).topics[settings.topic]
+        if found.error:
+            raise KafkaException(found.error)
+        earliest = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
+        asked = {Partition(settings.topic, partition): earliest for partition in found.partitions}
+        answers = admin.list_offsets(asked, request_timeout=deadline.timeout_seconds(_LOOK_UP_SECONDS))
+        return {partition.partition: future.result().offset for partition, future in answers.items()}
 
 
 def _note(faults: list[str], fault: str) -> None:

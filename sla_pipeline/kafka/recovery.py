@@ -1,6 +1,6 @@
 """Mends what the relay refuses to guess, from what really is on the event topic. A person asks for it; nothing here runs by itself.
 
-Two states can be mended, alone or together:
+Three states can be mended, alone or together:
 
 - *The progress record is lost* (its topic was deleted, emptied, made anew, or restored from an older copy). Events go out in the order of
   their sequence, so the last sequence on the topic is the position; where the topic has forgotten it (retention), Postgres's copy is.
@@ -10,6 +10,10 @@ Two states can be mended, alone or together:
   old sequences, byte for byte as they were; it drops the records that Postgres has made since for the same tickets, because their event is
   out; and it puts the remaining new ones behind, where the next cycle publishes them. So no ticket is sent twice and none is left out.
   Flags on tickets are not touched: where the backup lost one, the next cycle sets it again, finds the record, and sends nothing.
+  The topic is read a second time for the records; unless it holds exactly what the first reading found, nothing is changed.
+- *Events are missing*: records that both positions count as published have no event, and retention does not explain it (the event topic
+  was deleted and re-created, or a broker lost what it had acknowledged). Repair publishes exactly these again (``republish.py``). This
+  comes last: the two repairs above settle first which records are published.
 
 What cannot be told from what is left is not repaired: events of the time in question have expired, a record was deleted from the
 middle, the topic itself holds a sequence or a ticket twice. Then the diagnosis says what contradicts, and a person must decide by hand.
@@ -18,19 +22,23 @@ What does not belong here: SQL (``RepairableOutbox`` is a protocol), and asking 
 """
 
 import contextlib
+import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from types import MappingProxyType
 from typing import Protocol
 
 from sla_pipeline.cycle import PublishedRecord
 from sla_pipeline.errors import FailClosed, PublisherBusy, PublisherFenced
+from sla_pipeline.event import event_key
 from sla_pipeline.kafka.deadline import Deadline
 from sla_pipeline.kafka.events import OnProgress
 from sla_pipeline.kafka.outbox import Outbox
 from sla_pipeline.kafka.progress import RECOVERY, Progress, ProgressReader, record_digest, write_progress
 from sla_pipeline.kafka.published import TopicContents, read_records, scan_topic
+from sla_pipeline.kafka.republish import republish
 from sla_pipeline.kafka.settings import KafkaSettings
 
 __all__ = ["Diagnosis", "RepairableOutbox", "State", "diagnose", "judge", "repair"]
@@ -42,17 +50,20 @@ _LOCK_POLL_SECONDS = 0.1
 # the server ends a session that is silent, and with it the lock, so it is asked something in between
 _KEEPALIVE_SECONDS = 5.0
 _PAGE = 10_000
+# runs of sequences that one line for a person lists
+_SHOWN_RANGES = 5
 
 
 class RepairableOutbox(Outbox, Protocol):
     """The outbox with the one change that recovery makes to it; its login must be the owner's, for the worker may not delete a record."""
 
-    def rebase(self, published: Sequence[PublishedRecord], *, common_seq: int) -> None:
-        """Puts ``published``, whose sequences follow ``common_seq`` without a gap, in the place of the records after ``common_seq``.
+    def rebase(self, published: Iterable[PublishedRecord], *, common_seq: int, last_seq: int) -> None:
+        """Puts ``published``, the records ``common_seq + 1`` to ``last_seq``, in the place of the records after ``common_seq``.
 
         In ONE transaction that locks the row of ``ticket_sla_relay`` first, so that no batch is marked meanwhile: of the records after
-        ``common_seq``, those of a ticket among ``published`` are deleted, the others keep their order and get the sequences after the
-        last published one; then ``published`` is inserted. ``published_seq`` becomes the last of ``published``, ``next_seq`` that of all.
+        ``common_seq``, those of a ticket among ``published`` are deleted, the others keep their order and get the sequences after
+        ``last_seq``; then ``published`` is inserted. ``published_seq`` becomes ``last_seq``, ``next_seq`` the last of all. Raises
+        ``FailClosed``, with nothing changed, unless ``published`` is exactly this run of sequences.
         """
         ...
 
@@ -63,6 +74,7 @@ class State(Enum):
     AGREED = "Postgres and Kafka agree"
     PROGRESS_LOST = "the progress record is missing or wrong"
     DATABASE_REWOUND = "Postgres lacks records that are published"
+    EVENTS_MISSING = "published records have no event on the topic"
     UNDECIDABLE = "what was published cannot be told from what is left"
 
 
@@ -71,7 +83,9 @@ class Diagnosis:
     """What was found, and what a repair does about it.
 
     ``common_seq`` is the last record that Postgres and the topic share; ``position`` the sequence up to which all is published;
-    ``lost_count`` records are on the topic and not in Postgres; ``reasons`` tell why nothing can be decided.
+    ``lost_count`` records are on the topic and not in Postgres; ``reasons`` tell why nothing can be decided. ``missing`` are the sequences
+    up to there that are in Postgres and, provably, not on the topic (``TopicContents.expired_below``): in every state, but they are
+    published again only in ``EVENTS_MISSING``.
     """
 
     state: State
@@ -83,17 +97,31 @@ class Diagnosis:
     foreign_count: int
     common_seq: int
     position: int
+    missing: tuple[range, ...] = ()
+    expired_below: int = 0
     reasons: tuple[str, ...] = ()
 
     @property
-    def repairs(self) -> tuple[State, int, int]:
-        """What a repair goes by."""
-        return self.state, self.common_seq, self.position
+    def repairs(self) -> tuple[State, int, int, tuple[range, ...]]:
+        """Everything that determines a repair."""
+        return self.state, self.common_seq, self.position, self.missing
+
+    @property
+    def missing_count(self) -> int:
+        """Published records without an event that retention does not explain; the auditor's ``record_without_event``."""
+        return sum(map(len, self.missing))
 
     @property
     def lost_count(self) -> int:
         """Records to be written back."""
         return self.position - self.common_seq if self.state is State.DATABASE_REWOUND else 0
+
+    @property
+    def question(self) -> str:
+        """The question to be confirmed before a repair."""
+        if self.state is State.EVENTS_MISSING:
+            return f"Publish {self.missing_count} events again now?"
+        return "Repair it now?"
 
     def lines(self) -> list[str]:
         """For a person: the finding, the numbers, what a repair does."""
@@ -105,6 +133,13 @@ class Diagnosis:
             f"progress record in Kafka: {progress}",
             f"in Postgres: {self.next_seq} handed out, {self.published_seq} noted as published",
         ]
+        if self.missing:
+            found.append(
+                f"missing: {self.missing_count} published records have no event on the topic (sequences {_listed(self.missing)}), and "
+                f"retention does not explain it: {self._proof}"
+            )
+            if self.state in (State.PROGRESS_LOST, State.DATABASE_REWOUND):
+                found.append("note: the repair below comes first; publishing the missing ones again is a question of its own")
         match self.state:
             case State.AGREED:
                 return [*found, "repair: not needed"]
@@ -126,12 +161,44 @@ class Diagnosis:
                     f"repair: write {self.lost_count} records back from their events (sequences {self.common_seq + 1} to "
                     f"{self.position}), drop the records made since for the same tickets, put the other new ones behind",
                 ]
+            case State.EVENTS_MISSING:
+                return [
+                    *found,
+                    "note: it is proven that they are not on the topic, not that nobody has read them. If the topic was deleted and "
+                    "re-created, consumers may have read some before. They get the same EventId again, by which a consumer drops "
+                    "duplicates",
+                    f"repair: publish these {self.missing_count} records again, as they are in Postgres, under their old sequences, with "
+                    "the header republished-by; the position stays",
+                ]
             case State.UNDECIDABLE:
                 return [*found, *(f"reason: {reason}" for reason in self.reasons), "repair: not possible; a person must decide by hand"]
 
+    @property
+    def _proof(self) -> str:
+        if self.expired_below:
+            return f"what the topic has lost at its beginning is older than sequence {self.expired_below}"
+        return "the topic begins at its first offset, nothing was ever removed from it"
 
-def judge(topic: TopicContents, rows: Mapping[int, str], *, next_seq: int, published_seq: int, progress: Progress | None) -> Diagnosis:
-    """The diagnosis; pure. ``rows`` maps the sequences in Postgres, from the topic's lowest or the position on, to their digests."""
+
+def _listed(ranges: Sequence[range]) -> str:
+    shown = [str(one[0]) if len(one) == 1 else f"{one[0]} to {one[-1]}" for one in ranges[:_SHOWN_RANGES]]
+    return ", ".join(shown) + (f" and {len(ranges) - _SHOWN_RANGES} further runs" if len(ranges) > _SHOWN_RANGES else "")
+
+
+def judge(
+    topic: TopicContents,
+    rows: Mapping[int, str],
+    *,
+    next_seq: int,
+    published_seq: int,
+    progress: Progress | None,
+    elsewhere: Mapping[int, int] = MappingProxyType({}),
+) -> Diagnosis:
+    """The diagnosis; pure.
+
+    ``rows`` maps the sequences in Postgres to their digests: all where the topic is whole, else from its lowest sequence or the position
+    on. ``elsewhere`` maps those that are not on the topic, but whose ticket is, to the sequence of that event.
+    """
     last = topic.last_seq
     reasons = list(topic.faults)
     shared = topic.digests.keys() & rows.keys()
@@ -153,10 +220,16 @@ def judge(topic: TopicContents, rows: Mapping[int, str], *, next_seq: int, publi
             position = progress.seq
         agreed = progress is not None and (progress.seq, progress.digest) == (position, rows.get(position, ""))
         state = State.AGREED if agreed else State.PROGRESS_LOST
+    missing = _missing(topic, rows, up_to=common if state is State.DATABASE_REWOUND else position)
+    if missing and state is State.AGREED:
+        state = State.EVENTS_MISSING
+    doubled = next((seq for run in missing for seq in run if seq in elsewhere), None) if elsewhere else None
+    if doubled is not None:
+        reasons.append(f"record {doubled} has no event, but its ticket has one, under sequence {elsewhere[doubled]}")
     needed = range(last + 1 if common < last else max(position, 1), next_seq + 1)
-    missing = next((seq for seq in needed if seq not in rows), None)
-    if missing is not None:
-        reasons.append(f"record {missing} is missing from Postgres, and there is no event to write it back from")
+    absent = next((seq for seq in needed if seq not in rows), None)
+    if absent is not None:
+        reasons.append(f"record {absent} is missing from Postgres, and there is no event to write it back from")
     if progress is not None and progress.seq > position:
         reasons.append(
             f"the progress record says that {progress.seq} is published, but no event nor record shows what came after {position}"
@@ -171,8 +244,21 @@ def judge(topic: TopicContents, rows: Mapping[int, str], *, next_seq: int, publi
         foreign_count=topic.foreign_count,
         common_seq=common,
         position=position,
+        missing=missing,
+        expired_below=topic.expired_below,
         reasons=tuple(reasons),
     )
+
+
+def _missing(topic: TopicContents, rows: Mapping[int, str], *, up_to: int) -> tuple[range, ...]:
+    """The runs of sequences in Postgres, up to ``up_to``, that are provably not on the topic."""
+    runs: list[range] = []
+    for seq in sorted(seq for seq in rows if topic.expired_below <= seq <= up_to and seq not in topic.digests):
+        if runs and runs[-1].stop == seq:
+            runs[-1] = range(runs[-1].start, seq + 1)
+        else:
+            runs.append(range(seq, seq + 1))
+    return tuple(runs)
 
 
 def _unshared_common(topic: TopicContents, rows: Mapping[int, str], *, next_seq: int, published_seq: int, reasons: list[str]) -> int:
@@ -198,7 +284,7 @@ def diagnose(settings: KafkaSettings, outbox: Outbox, *, on_progress: OnProgress
     ``KafkaError``, ``FailClosed`` for a progress record that is not ours, or what the outbox raises.
     """
     with _locked(outbox):
-        return _diagnosed(settings, outbox, Deadline(_ATTEMPT_SECONDS), behind_fence=False, on_progress=on_progress)
+        return _diagnosed(settings, outbox, Deadline(_ATTEMPT_SECONDS), behind_fence=False, on_progress=on_progress)[0]
 
 
 def repair(
@@ -212,27 +298,28 @@ def repair(
     """Shuts out every publisher, diagnoses again, and mends it; returns what was found. Run again after a crash, it goes on.
 
     ``confirmed`` is the diagnosis that a person has agreed to; where the new one would do something else, nothing is done. ``run_id`` is
-    noted in the progress record. Postgres is mended first, in one transaction; the progress record follows. Raises
-    ``FailClosed`` with the reasons when nothing can be decided, and what ``diagnose`` raises.
+    noted in the progress record. Postgres is mended first, in one transaction; the progress record follows. Missing events are published
+    again in a repair of their own, when all else agrees. Raises ``FailClosed`` with the reasons when nothing can be decided or the topic
+    changes while it is read, and what ``diagnose`` raises.
     """
     deadline = Deadline(_ATTEMPT_SECONDS)
     found: list[Diagnosis] = []
 
     def mended() -> Progress | None:
         """Behind the fence."""
-        diagnosis = _diagnosed(settings, outbox, deadline, behind_fence=True, on_progress=on_progress)
+        diagnosis, topic = _diagnosed(settings, outbox, deadline, behind_fence=True, on_progress=on_progress)
         found.append(diagnosis)
         if diagnosis.state is State.UNDECIDABLE:
             raise FailClosed(f"nothing was changed: {'; '.join(diagnosis.reasons)}. {RECOVERY}")
         if confirmed is not None and diagnosis.repairs != confirmed.repairs:
             raise FailClosed("the situation has changed since it was diagnosed, and nothing was changed; run `sla-pipeline recover` again")
         if diagnosis.state is State.DATABASE_REWOUND:
-            lost = sorted(
-                read_records(settings, after_seq=diagnosis.common_seq, on_progress=_kept_alive(outbox, on_progress)),
-                key=lambda published: published.record.seq,
+            lost = {seq: digest for seq, digest in topic.digests.items() if seq > diagnosis.common_seq}
+            outbox.rebase(
+                _while_locked(outbox, read_records(settings, lost, on_progress=on_progress)),
+                common_seq=diagnosis.common_seq,
+                last_seq=diagnosis.position,
             )
-            _require_lock(outbox)
-            outbox.rebase(lost, common_seq=diagnosis.common_seq)
         outbox.advance(diagnosis.position)
         digest = record_digest(outbox.records_from(diagnosis.position, 1)[0]) if diagnosis.position else ""
         progress = diagnosis.progress
@@ -242,40 +329,51 @@ def repair(
 
     with _locked(outbox):
         write_progress(settings, deadline, mended)
-    return found[0]
+        (diagnosis,) = found
+        if diagnosis.state is State.EVENTS_MISSING and diagnosis.progress is not None:
+            republish(
+                settings,
+                outbox,
+                diagnosis.missing,
+                standing=diagnosis.progress,
+                run_id=run_id,
+                deadline=deadline,
+                on_progress=on_progress,
+            )
+    return diagnosis
 
 
 def _diagnosed(
     settings: KafkaSettings, outbox: Outbox, deadline: Deadline, *, behind_fence: bool, on_progress: OnProgress | None
-) -> Diagnosis:
+) -> tuple[Diagnosis, TopicContents]:
     reader = ProgressReader(settings)
     try:
         progress = reader.read(deadline, behind_fence=behind_fence)
     finally:
         reader.close()
-    topic = scan_topic(settings, on_progress=_kept_alive(outbox, on_progress))
+    topic = scan_topic(settings, on_progress=on_progress)
     _require_lock(outbox)
     published_seq, next_seq = outbox.published_seq(), outbox.next_seq()
-    from_seq = max(topic.lowest_seq or published_seq, 1)
+    # of a topic that has lost its oldest events, records older than the rest say nothing
+    from_seq = max(topic.lowest_seq or published_seq, 1) if topic.expired_below else 1
     rows: dict[int, str] = {}
+    elsewhere: dict[int, int] = {}
     while page := outbox.records_from(from_seq, _PAGE):
-        rows.update((record.seq, record_digest(record)) for record in page if record.seq <= next_seq)
+        for record in page:
+            if record.seq > next_seq:
+                continue
+            rows[record.seq] = record_digest(record)
+            if record.seq not in topic.digests and (other := topic.tickets.get(event_key(record.ticket_id))) is not None:
+                elsewhere[record.seq] = other
         from_seq = page[-1].seq + 1
-    return judge(topic, rows, next_seq=next_seq, published_seq=published_seq, progress=progress)
+    diagnosis = judge(topic, rows, next_seq=next_seq, published_seq=published_seq, progress=progress, elsewhere=elsewhere)
+    return diagnosis, topic
 
 
-def _kept_alive(outbox: Outbox, on_progress: OnProgress | None) -> OnProgress:
-    """``on_progress``, which also keeps the session of the lock from being ended for its silence."""
-    asked_at = [time.monotonic()]
-
-    def told(read_count: int, total: int) -> None:
-        if time.monotonic() - asked_at[0] > _KEEPALIVE_SECONDS:
-            asked_at[0] = time.monotonic()
-            _require_lock(outbox)
-        if on_progress is not None:
-            on_progress(read_count, total)
-
-    return told
+def _while_locked(outbox: Outbox, records: Iterator[PublishedRecord]) -> Iterator[PublishedRecord]:
+    """The records; behind the last one, before anything is done with them, the lock is asked for once more."""
+    yield from records
+    _require_lock(outbox)
 
 
 def _require_lock(outbox: Outbox) -> None:
@@ -291,8 +389,29 @@ def _locked(outbox: Outbox) -> Iterator[None]:
             raise PublisherBusy("a publisher holds the relay's lock in Postgres; stop the schedule, or try again in a moment")
         time.sleep(_LOCK_POLL_SECONDS)
     try:
-        yield
+        with _kept_alive(outbox):
+            yield
     finally:
         with contextlib.suppress(Exception):
             # a session that was cut has given it back
             outbox.unlock()
+
+
+@contextlib.contextmanager
+def _kept_alive(outbox: Outbox) -> Iterator[None]:
+    """Keeps the lock's session from being ended for its silence, in a thread: a reading of the topic may wait for a minute."""
+    ended = threading.Event()
+
+    def keep() -> None:
+        # a lost lock is noticed by the next _require_lock
+        with contextlib.suppress(Exception):
+            while not ended.wait(_KEEPALIVE_SECONDS):
+                outbox.holds_lock()
+
+    thread = threading.Thread(target=keep, name="recovery-keepalive", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()

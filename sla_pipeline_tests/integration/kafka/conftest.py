@@ -1,7 +1,7 @@
 """Fixtures of the relay's tests: an outbox with real records, relays that are closed at the end."""
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -10,6 +10,7 @@ from sla_pipeline.kafka.outbox import Outbox
 from sla_pipeline.kafka.relay import PUBLISH_SECONDS, TRANSACTION_LIMIT, Relay
 from sla_pipeline.kafka.settings import KafkaSettings
 from sla_pipeline.postgres.outbox import PostgresOutbox
+from sla_pipeline.postgres.rebase import RepairablePostgresOutbox
 from sla_pipeline.postgres.session import PostgresSettings
 from sla_pipeline_tests.integration.kafka.breach_records import BreachRecords
 
@@ -48,3 +49,10 @@ def publish(outbox_factory: OutboxFactory) -> Publish:
             return relay.publish(outbox, run_id=run_id, seconds=seconds)
 
     return publish_once
+
+
+@pytest.fixture
+def outbox(owner_url: str) -> Iterator[RepairablePostgresOutbox]:
+    """The outbox of the operator who repairs."""
+    with contextlib.closing(RepairablePostgresOutbox(PostgresSettings(owner_url))) as outbox:
+        yield outbox

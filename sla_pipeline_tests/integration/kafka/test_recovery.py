@@ -1,31 +1,20 @@
 """From each state in which publishing stops back to one in which it goes on: nothing twice, nothing left out."""
 
-import contextlib
-from collections.abc import Iterator
-
 import pytest
-from confluent_kafka import TopicPartition
 
 from sla_pipeline.cycle import PublishTotals
 from sla_pipeline.errors import FailClosed, PublisherBusy
-from sla_pipeline.kafka.clients import ClientReports, TransactionalProducer, open_admin
+from sla_pipeline.kafka.clients import TransactionalProducer
 from sla_pipeline.kafka.events import read_events
+from sla_pipeline.kafka.published import published_record
 from sla_pipeline.kafka.recovery import Diagnosis, State, diagnose, repair
 from sla_pipeline.kafka.settings import KafkaSettings
 from sla_pipeline.kafka.topics import create_topics
 from sla_pipeline.postgres.rebase import RepairablePostgresOutbox
-from sla_pipeline.postgres.session import PostgresSettings
-from sla_pipeline_tests.integration.kafka.breach_records import BreachRecords
+from sla_pipeline_tests.integration.kafka.breach_records import BreachRecords, sequence_of
 from sla_pipeline_tests.integration.kafka.conftest import OutboxFactory, Publish
 from sla_pipeline_tests.integration.kafka.publisher_process import run_until_killed
-from sla_pipeline_tests.integration.kafka.topic_administration import create_topic, delete_topic
-
-
-@pytest.fixture
-def outbox(owner_url: str) -> Iterator[RepairablePostgresOutbox]:
-    """The outbox of the operator who repairs."""
-    with contextlib.closing(RepairablePostgresOutbox(PostgresSettings(owner_url))) as outbox:
-        yield outbox
+from sla_pipeline_tests.integration.kafka.topic_administration import create_topic, delete_topic, expire
 
 
 def lose_progress(settings: KafkaSettings) -> None:
@@ -75,16 +64,19 @@ def test_a_lost_progress_topic(
 def test_both_topics_lost_leave_postgres_as_the_witness(
     kafka_settings: KafkaSettings, records: BreachRecords, publish: Publish, outbox: RepairablePostgresOutbox
 ) -> None:
+    """The position first; whether the events are published again is a decision of its own."""
     records.add(10)
     publish(kafka_settings)
     records.add(5)
     delete_topic(kafka_settings, kafka_settings.progress_topic)
     delete_topic(kafka_settings, kafka_settings.topic)
     create_topics(kafka_settings)
-    found = assert_repaired(kafka_settings, outbox, State.PROGRESS_LOST)
-    assert found.position == 10
+    found = repair(kafka_settings, outbox, run_id="recover")
+    assert (found.state, found.position, found.missing) == (State.PROGRESS_LOST, 10, (range(1, 11),))
     assert publish(kafka_settings) == PublishTotals(published=5, transactions=1)
     assert sorted(int(event.headers["outbox-seq"]) for event in read_events(kafka_settings)) == [11, 12, 13, 14, 15]
+    assert assert_repaired(kafka_settings, outbox, State.EVENTS_MISSING).missing == (range(1, 11),)
+    assert sorted(int(event.headers["outbox-seq"]) for event in read_events(kafka_settings)) == list(range(1, 16))
 
 
 def test_a_topic_that_another_program_filled_before(
@@ -155,16 +147,99 @@ def test_events_that_are_gone_from_the_topic_are_not_guessed(
     records.add(20)
     publish(kafka_settings)
     records.rewind(12)
-    admin = open_admin(kafka_settings, ClientReports())
-    everything = [TopicPartition(kafka_settings.topic, partition, -1) for partition in range(3)]
-    for future in admin.delete_records(everything).values():
-        future.result()
+    expire(kafka_settings, {0: -1, 1: -1, 2: -1})
     before = records.expected()
     assert diagnose(kafka_settings, outbox).state is State.UNDECIDABLE
     with pytest.raises(FailClosed, match="nothing was changed: the progress record says that 20 is published"):
         repair(kafka_settings, outbox, run_id="recover")
     assert records.expected() == before
     assert records.positions() == (12, 12)
+
+
+def test_events_that_expire_between_diagnosis_and_confirmation_change_nothing(
+    kafka_settings: KafkaSettings, records: BreachRecords, publish: Publish, outbox: RepairablePostgresOutbox
+) -> None:
+    records.add(20)
+    publish(kafka_settings)
+    records.rewind(12)
+    confirmed = diagnose(kafka_settings, outbox)
+    assert confirmed.state is State.DATABASE_REWOUND
+    expire(kafka_settings, {first_partition_of(kafka_settings, above=12): -1})
+    before = records.expected()
+    with pytest.raises(FailClosed, match="nothing was changed"):
+        repair(kafka_settings, outbox, run_id="recover", confirmed=confirmed)
+    assert (records.expected(), records.positions()) == (before, (12, 12))
+
+
+@pytest.mark.parametrize("how_many", ["all", "one partition"])
+def test_events_that_expire_between_the_two_readings_of_a_repair_change_nothing(
+    *, how_many: str, kafka_settings: KafkaSettings, records: BreachRecords, publish: Publish, outbox: RepairablePostgresOutbox
+) -> None:
+    """The first reading saw them all, so the repair looks possible; the second is the one that writes."""
+    records.add(20)
+    publish(kafka_settings)
+    records.rewind(12)
+    confirmed = diagnose(kafka_settings, outbox)
+    partition = first_partition_of(kafka_settings, above=12)
+    going = [seq for seq, its in partitions_of(kafka_settings).items() if seq > 12 and (how_many == "all" or its == partition)]
+    before = records.expected()
+    readings: list[int] = []
+
+    def expire_behind_the_first_reading(read_count: int, total: int) -> None:
+        if read_count == 20 and not readings:
+            readings.append(read_count)
+            expire(kafka_settings, dict.fromkeys(range(3) if how_many == "all" else [partition], -1))
+
+    with pytest.raises(FailClosed, match=f"the event with sequence {min(going)} is gone since the first reading"):
+        repair(kafka_settings, outbox, run_id="recover", confirmed=confirmed, on_progress=expire_behind_the_first_reading)
+    assert readings == [20]
+    assert (records.expected(), records.positions()) == (before, (12, 12))
+
+
+@pytest.mark.parametrize(
+    ("sequences", "told"),
+    [
+        ([13, 14, 16, 17], "sequence 15 is missing"),
+        ([14, 15, 16, 17], "sequence 13 is missing"),
+        ([13, 14, 15, 16], "sequence 17 is missing"),
+        ([], "sequence 13 is missing"),
+        ([13, 14, 15, 16, 17, 18], "there are others"),
+        ([13, 14, 15, 16, 17, 17], "cannot be written back: duplicate key"),
+    ],
+)
+def test_postgres_takes_back_a_whole_run_of_sequences_only(
+    sequences: list[int], told: str, kafka_settings: KafkaSettings, records: BreachRecords, outbox: RepairablePostgresOutbox
+) -> None:
+    records.add(20)
+    lost = {record.seq: published_record(record) for record in outbox.records_from(13, 6)}
+    records.rewind(12)
+    records.add(2, run_id="after-restore")
+    before, positions = records.expected(), records.positions()
+    with pytest.raises(FailClosed, match=told):
+        outbox.rebase([lost[seq] for seq in sequences], common_seq=12, last_seq=17)
+    assert (records.expected(), records.positions()) == (before, positions)
+    # a later attempt of the same session finds no remains of it
+    outbox.rebase([lost[seq] for seq in (17, 13, 15, 14, 16)], common_seq=12, last_seq=17)
+    assert records.positions() == (17, 19)
+
+
+def test_a_lost_record_whose_ticket_has_an_older_one_is_not_written_back(records: BreachRecords, outbox: RepairablePostgresOutbox) -> None:
+    records.add(3)
+    first = outbox.records_from(1, 1)[0]
+    before = records.expected()
+    with pytest.raises(FailClosed, match="cannot be written back: duplicate key"):
+        outbox.rebase([published_record(first._replace(seq=3))], common_seq=2, last_seq=3)
+    assert records.expected() == before
+
+
+def partitions_of(settings: KafkaSettings) -> dict[int, int]:
+    """The partition of each sequence on the topic."""
+    return {sequence_of(event): event.partition for event in read_events(settings)}
+
+
+def first_partition_of(settings: KafkaSettings, *, above: int) -> int:
+    """The partition of the first sequence after ``above``."""
+    return partitions_of(settings)[above + 1]
 
 
 def test_a_publisher_at_work_is_not_disturbed_by_a_diagnosis(

@@ -3,7 +3,7 @@
 What belongs here: such acts on the test's own topics. What does not: how the product creates them (``kafka/topics.py``).
 """
 
-from confluent_kafka import KafkaException
+from confluent_kafka import KafkaException, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AdminClient,
     AlterConfigOpType,
@@ -62,6 +62,20 @@ def create_topic(settings: KafkaSettings, topic: str, *, partitions: int = 1, co
             raise
 
     wait_until(usable, what=f"topic {topic} to come")
+
+
+def recreate_event_topic(settings: KafkaSettings) -> None:
+    """Deletes the event topic and makes it anew, empty, with as many partitions."""
+    delete_topic(settings, settings.topic)
+    create_topic(settings, settings.topic, partitions=3)
+
+
+def expire(settings: KafkaSettings, up_to: dict[int, int]) -> None:
+    """Moves the first offset of partitions of the event topic, as retention does; -1 is the end."""
+    admin = _admin(settings)
+    asked = [TopicPartition(settings.topic, partition, offset) for partition, offset in up_to.items()]
+    for future in admin.delete_records(asked).values():
+        future.result()
 
 
 def written_offsets(settings: KafkaSettings, topic: str) -> int:

@@ -272,3 +272,27 @@ def test_tickets_that_differ_in_their_last_bit_only_are_told_apart() -> None:
     """Ids that count up share their first bytes."""
     rows = [record(seq, ticket_id=str(uuid.UUID(int=2**127 + seq))) for seq in range(1, 50)]
     assert found(audited(rows, map(event_of, rows))) == {}
+
+
+def test_an_event_published_again_by_recovery_stands_behind_higher_ones_without_fault() -> None:
+    """It is counted, and the order of the others is judged as if it were not there. Everything else about it counts as ever."""
+    again = with_headers(event_of(ONE, offset=2), republished_by=b"recover-1")
+    events = [event_of(TWO, offset=1), again, event_of(THREE, offset=3)]
+    assert found(audited([ONE, TWO, THREE], events)) == {Check.EVENT_REPUBLISHED: 1}
+    twice = with_headers(event_of(TWO, offset=4), republished_by=b"recover-1")
+    assert found(audited([ONE, TWO, THREE], [*events, twice])) == {
+        Check.EVENT_REPUBLISHED: 2,
+        Check.EVENT_SEQUENCE_TWICE: 1,
+        Check.EVENT_TICKET_TWICE: 1,
+    }
+
+
+def test_an_event_published_again_is_not_the_first_of_its_partition() -> None:
+    """What stood before it may have had any sequence."""
+    ledger = Ledger(Tally())
+    for row in (ONE, TWO):
+        ledger.add_record(row)
+    ledger.add_event(with_headers(event_of(ONE, offset=1), republished_by=b"recover-1"))
+    assert ledger.first_seqs == {}
+    ledger.add_event(event_of(TWO, offset=2))
+    assert list(ledger.first_seqs.values()) == [2]

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from sla_pipeline_tests.unit.protocol.repair import diagnosed, mended, noted
-from sla_pipeline_tests.unit.protocol.world import IDLE, NO_RECORD, ZERO, Publisher, Row, Transaction, World, listed
+from sla_pipeline_tests.unit.protocol.repair import begun, can_go_on, compared, mended, noted, sending, sent
+from sla_pipeline_tests.unit.protocol.world import IDLE, NO_RECORD, ZERO, Publisher, Repair, Row, Transaction, World, listed
 
 __all__ = ["Model", "Protocol", "Surroundings"]
 
@@ -37,6 +37,8 @@ class Protocol:
     published_seq_before_progress: bool = True
     published_seq_checked: bool = True
     failed_delivery_ends_takeover: bool = True
+    progress_checked_before_sending_again: bool = True
+    """Recovery sends missing events only while, behind the fence, the newest progress record is the one it knows."""
     session_of_the_lock: bool = True
     """Every statement goes through the session that took the lock, so a restore of Postgres ends them all."""
 
@@ -63,6 +65,10 @@ class Surroundings:
     """How often the progress topic loses its newest record: a broker that loses what it has acknowledged."""
     recoveries: bool = False
     """Whether ``sla-pipeline recover`` may run, at any moment; each time takes one of the takeovers."""
+    event_topic_recreation_count: int = 0
+    """How often the event topic is deleted and created anew, with what an open transaction has sent to it."""
+    recoveries_overlap: bool = False
+    """Whether a second recovery may begin while one stands still, and go on in turn with it: both believe that they hold the lock."""
     expiry_count: int = 0
     """How many of the oldest events the topic may forget."""
     stable_offset_lags: bool = False
@@ -115,11 +121,13 @@ class Model:
                 world = world.with_publisher(index, IDLE)  # it can only stop
             elif me.epoch not in (0, world.epoch):
                 world = world.with_publisher(index, me._replace(epoch=0))
-        repair = world.repair
-        if repair and (repair.epoch != world.epoch if repair.target else repair.era != world.era):
+        if world.repair and not self._goes_on(world, world.repair):
             world = world._replace(repair=None)  # so can this recovery
+        if world.frozen and not self._goes_on(world, world.frozen):
+            world = world._replace(frozen=None)
         if self._commits_once:
             transaction, committing = world.transaction, any(me.step in ("produced", "flushed") for me in world.publishers)
+            committing = committing or any(repair is not None and repair.sending for repair in (world.repair, world.frozen))
             if transaction is None and world.late_commit:
                 world = world._replace(late_commit=False)
             elif transaction and transaction.rows and not (world.late_commit or committing):
@@ -137,6 +145,9 @@ class Model:
 
     def _session_ended(self, world: World, me: Publisher) -> bool:
         return self.protocol.session_of_the_lock and me.era != world.era
+
+    def _goes_on(self, world: World, repair: Repair) -> bool:
+        return can_go_on(world, repair, progress_checked=self.protocol.progress_checked_before_sending_again)
 
     # --- what happens by itself -------------------------------------------------------------------------------------------------------
 
@@ -165,6 +176,10 @@ class Model:
             emptied = transaction and transaction._replace(progress=None)
             told = "Kafka: the progress topic is deleted and created anew, empty"
             yield told, world._replace(progress=(), transaction=emptied, harm_count=world.harm_count + 1)
+        if world.deletion_count < bounds.event_topic_recreation_count:
+            emptied = transaction and transaction._replace(rows=())
+            told, dropped = "Kafka: the event topic is deleted and created anew, empty", len(world.visible)
+            yield told, world._replace(dropped_count=dropped, transaction=emptied, deletion_count=world.deletion_count + 1)
         if not world.progress and newer and (bounds.record_zero_rewritten == "always" or not world.visible):
             yield "migrate: fences, writes the record with sequence 0", world.fenced()._replace(progress=(ZERO,))
         if world.expired_seq < min(bounds.expiry_count, len(world.visible)):
@@ -175,17 +190,37 @@ class Model:
 
     def recovery(self, world: World) -> Moves:
         """The next move of a recovery, the one without a fault first."""
+        yield from self._recovery(world)
+        # keeps the search small: only a recovery with more than one fence stands still
+        if self.surroundings.recoveries_overlap and (world.frozen or (world.repair and world.repair.missing)):
+            yield "recover: stands still, the other one goes on", world._replace(repair=world.frozen, frozen=world.repair)
+
+    def _recovery(self, world: World) -> Moves:
         repair, bounds = world.repair, self.surroundings
         if repair is None:
-            if bounds.recoveries and world.epoch < bounds.takeover_count and (after := diagnosed(world)):
-                lost = f", which lacks {listed(after.repair.lost)}" if after.repair and after.repair.lost else ""
-                yield f"recover: fences (epoch {after.epoch}), compares the topic with Postgres{lost}", after
+            if bounds.recoveries and world.epoch < bounds.takeover_count:
+                yield f"recover: fences (epoch {world.epoch + 1})", begun(world)
             return
-        if repair.target is None and repair.era == world.era:
+        if not self._goes_on(world, repair):
+            pass
+        elif not repair.compared:
+            if after := compared(world, repair):
+                lost = f", which lacks {listed(after.repair.lost)}" if after.repair and after.repair.lost else ""
+                yield f"recover: compares the topic with Postgres{lost}", after
+        elif repair.target is None:
             after = mended(world, repair)
             yield f"recover: mends Postgres (rows {listed(after.rows)}, published_seq {after.published_seq})", after
-        if repair.target is not None and repair.epoch == world.epoch:
+        elif repair.sending:
+            told = listed(world.transaction.rows if world.transaction else ())
+            yield f"recover: committed ({told})", sent(world, repair, bounds.batch_size)
+            yield f"recover: commits {told}, gets no reply, gives up", world.committed()._replace(repair=None)
+            yield "recover: asks to commit, the request is late, gives up", world._replace(repair=None, late_commit=True)
+        elif not repair.missing:
             yield f"recover: writes the progress record {repair.target}", noted(world, repair.target)
+        elif world.epoch < bounds.takeover_count:
+            after = sending(world, repair, bounds.batch_size)
+            rows = listed(repair.missing[: bounds.batch_size])
+            yield f"recover: fences (epoch {after.epoch}), sends {rows} again", after
         yield "recover: crashes", world._replace(repair=None)
 
     # --- the steps of a takeover ------------------------------------------------------------------------------------------------------

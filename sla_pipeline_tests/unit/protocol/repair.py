@@ -1,37 +1,52 @@
 """What ``sla-pipeline recover`` does, on the model's world: one more process that may run at any moment, beside publishers.
 
-What belongs here: its three moves, as values; what it concludes is asked of ``sla_pipeline.kafka.recovery.judge`` itself. What does not:
+What belongs here: its moves, as values; what it concludes is asked of ``sla_pipeline.kafka.recovery.judge`` itself. What does not:
 when the moves happen (``model.py``).
 """
 
+import sys
 from functools import cache
 
 from sla_pipeline.kafka.progress import Progress
 from sla_pipeline.kafka.published import TopicContents
 from sla_pipeline.kafka.recovery import Diagnosis, State, judge
-from sla_pipeline_tests.unit.protocol.world import ZERO, Repair, Row, World
+from sla_pipeline_tests.unit.protocol.world import ZERO, Repair, Row, Transaction, World
 
-__all__ = ["diagnosed", "mended", "noted"]
+__all__ = ["begun", "can_go_on", "compared", "mended", "noted", "sending", "sent"]
 
 
 @cache
-def _diagnosis(events: tuple[Row, ...], rows: tuple[Row, ...], published_seq: int, progress: tuple[Row, ...]) -> Diagnosis:
+def _diagnosis(events: tuple[Row, ...], whole: bool, rows: tuple[Row, ...], published_seq: int, progress: tuple[Row, ...]) -> Diagnosis:
     topic = TopicContents({row.seq: str(row) for row in events})
-    from_seq = max(topic.lowest_seq or published_seq, 1)
+    if not whole:
+        topic.expired_below = min((row.seq for row in events), default=sys.maxsize)
+    from_seq = 1 if whole else max(topic.lowest_seq or published_seq, 1)
     known = {row.seq: str(row) for row in rows if row.seq >= from_seq}
+    tickets = {row.ticket: row.seq for row in events}
+    elsewhere = {
+        row.seq: tickets[row.ticket] for row in rows if row.seq in known and row.seq not in topic.digests and row.ticket in tickets
+    }
     newest = Progress.standing_at(progress[-1].seq, str(progress[-1]) if progress[-1].seq else "", "run") if progress else None
-    return judge(topic, known, next_seq=len(rows), published_seq=published_seq, progress=newest)
+    return judge(topic, known, next_seq=len(rows), published_seq=published_seq, progress=newest, elsewhere=elsewhere)
 
 
-def diagnosed(world: World) -> World | None:
-    """After everybody was fenced, and topic and rows were compared behind the fence; None where a person must decide by hand."""
-    events = tuple(row for row in world.visible if row.seq > world.expired_seq)
-    found = _diagnosis(events, world.rows, world.published_seq, world.progress[-1:])
+def begun(world: World) -> World:
+    """After everybody was fenced, and the progress was read."""
+    after = world.fenced()
+    return after._replace(repair=Repair(world.era, after.epoch, seen=world.committed_so_far))
+
+
+def compared(world: World, repair: Repair) -> World | None:
+    """After the topic was read and compared with Postgres; None where a person must decide by hand."""
+    events = world.topic
+    found = _diagnosis(events, not world.expired_seq, world.rows, world.published_seq, repair.seen[1])
     if found.state is State.UNDECIDABLE:
         return None
     lost = tuple(row for row in events if row.seq > found.common_seq) if found.state is State.DATABASE_REWOUND else ()
-    after = world.fenced()
-    return after._replace(repair=Repair(world.era, after.epoch, found.common_seq, lost, found.position))
+    wanted = found.missing if found.state is State.EVENTS_MISSING else ()
+    missing = tuple(world.rows[seq - 1] for run in wanted for seq in run)
+    seen = repair.seen if missing else (0, ())
+    return world._replace(repair=Repair(repair.era, repair.epoch, True, found.common_seq, lost, found.position, missing=missing, seen=seen))
 
 
 def mended(world: World, repair: Repair) -> World:
@@ -51,3 +66,26 @@ def noted(world: World, target: Row) -> World:
     """After the progress record was committed, where it differs from the newest."""
     progress = world.progress if world.progress[-1:] == (target,) else (*world.progress, target)
     return world._replace(progress=progress, repair=None)
+
+
+def can_go_on(world: World, repair: Repair, *, progress_checked: bool) -> bool:
+    """Whether the recovery can still take its next step: what it rests on has not changed."""
+    if repair.sending:
+        return repair.epoch == world.epoch
+    if repair.target is not None and repair.missing:
+        return repair.era == world.era and (repair.seen == world.committed_so_far or not progress_checked)
+    return repair.epoch == world.epoch if repair.target is not None else repair.era == world.era
+
+
+def sending(world: World, repair: Repair, count: int) -> World:
+    """After a further fence, behind which nobody had committed anything, the next missing events were handed to the broker."""
+    after = world.fenced()
+    return after._replace(
+        transaction=Transaction(repair.missing[:count], repair.target), repair=repair._replace(epoch=after.epoch, sending=True)
+    )
+
+
+def sent(world: World, repair: Repair, count: int) -> World:
+    """After this transaction was committed, and its reply came."""
+    after, left = world.committed(), repair.missing[count:]
+    return after._replace(repair=repair._replace(missing=left, seen=after.committed_so_far, sending=False) if left else None)

@@ -79,6 +79,17 @@ def goes_on(protocol: Protocol, surroundings: Surroundings) -> Callable[[World],
     return holds
 
 
+def recovered(model: Model, world: World) -> World | None:
+    """The world after a recovery left alone; None where it refuses."""
+    begun = False
+    while world.repair or not begun:
+        move, world = next(iter(model.recovery(world)), ("", world))
+        if not move or move == "recover: crashes":
+            return None
+        begun = True
+    return world
+
+
 def is_mended_by_recovery(surroundings: Surroundings) -> Callable[[World], bool]:
     """Whether a recovery left alone makes Postgres and Kafka agree."""
     model = Model(surroundings=surroundings)
@@ -86,12 +97,24 @@ def is_mended_by_recovery(surroundings: Surroundings) -> Callable[[World], bool]
     def holds(world: World) -> bool:
         if world.repair or world.epoch == surroundings.takeover_count:
             return True
-        for _ in ("fences and compares", "mends Postgres", "writes the progress record"):
-            moves = list(model.recovery(world))
-            if not moves:
-                return False
-            world = moves[0][1]
-        return agree(world)
+        after = recovered(model, world)
+        return after is not None and agree(after)
+
+    return holds
+
+
+def is_made_whole_by_recovery(surroundings: Surroundings) -> Callable[[World], bool]:
+    """Whether recovery left alone, at most twice, ends with every published row on the topic once, and nothing else there."""
+    model = Model(surroundings=replace(surroundings, takeover_count=surroundings.takeover_count + 2 * (1 + len(surroundings.tickets))))
+
+    def holds(world: World) -> bool:
+        if world.repair:
+            return True
+        once = recovered(model, world)
+        twice = once and recovered(model, once)
+        if twice is None or not agree(twice):
+            return False
+        return sorted(twice.topic) == list(twice.rows[: twice.progress[-1].seq])
 
     return holds
 
@@ -125,6 +148,58 @@ def test_recovery_takes_nothing_for_published_whose_event_has_expired() -> None:
     result = search(Protocol(), surroundings, PROPERTIES, names_exchangeable=True)
     show(f"recovery, with events that expire: {result.state_count:,} states")
     assert (result.violated, told(result.history)) == (None, "")
+
+
+# consumers that read an event before its topic was deleted see it again after it was published again; nobody sees it twice on one topic
+ON_ONE_TOPIC: Properties = {
+    "no ticket has two events on the topic": lambda world: len({row.ticket for row in world.topic}) == len(world.topic),
+    "an event that is published again is the same one": lambda world: len({row.ticket for row in world.visible}) == len({*world.visible}),
+    NO_FALSE_ALARM: PROPERTIES[NO_FALSE_ALARM],
+}
+WITHOUT_EVENT_TOPIC = {
+    "the event topic emptied twice": Surroundings(tickets="ab", takeover_count=4, event_topic_recreation_count=2),
+    "the event topic emptied, one row to a transaction": Surroundings(
+        tickets="ab", batch_size=1, takeover_count=5, event_topic_recreation_count=1
+    ),
+    "both topics emptied": Surroundings(tickets="ab", event_topic_recreation_count=1, recreation_count=1),
+    "the event topic emptied, and Postgres restored": Surroundings(tickets="ab", event_topic_recreation_count=1, restore_count=1),
+    "the event topic emptied, two recoveries at once": Surroundings(
+        tickets="a", takeover_count=5, event_topic_recreation_count=1, recoveries_overlap=True
+    ),
+}
+
+
+@pytest.mark.parametrize("disaster", WITHOUT_EVENT_TOPIC)
+def test_missing_events_are_published_again_once_in_every_interleaving(disaster: str) -> None:
+    surroundings = replace(WITHOUT_EVENT_TOPIC[disaster], recoveries=True)
+    properties = {**ON_ONE_TOPIC, GOES_ON: goes_on(Protocol(), surroundings)}
+    if not surroundings.restore_count:
+        # with a restore, what was lost on both sides stays undecided
+        properties["recovery makes the topic whole"] = is_made_whole_by_recovery(surroundings)
+    result = search(Protocol(), surroundings, properties, names_exchangeable=True)
+    row = f"| {disaster} | {len(surroundings.tickets)} | {surroundings.takeover_count} | {result.state_count:,} |"
+    show(row)
+    assert (result.violated, told(result.history)) == (None, "")
+    assert row in PAGE.read_text(), "docs/exactly-once.md quotes other numbers"
+
+
+def test_missing_events_go_out_in_several_transactions() -> None:
+    """The search above has seen it: the first of two is on the new topic, the second is still to be sent."""
+    surroundings = replace(WITHOUT_EVENT_TOPIC["the event topic emptied, one row to a transaction"], recoveries=True)
+
+    def never(world: World) -> bool:
+        return not (world.dropped_count == 2 and len(world.topic) == 1 and world.repair and len(world.repair.missing) == 1)
+
+    assert search(Protocol(), surroundings, {"never": never}, names_exchangeable=True).violated == "never"
+
+
+def test_a_recovery_that_does_not_look_at_the_progress_doubles_what_another_one_sent() -> None:
+    surroundings = replace(WITHOUT_EVENT_TOPIC["the event topic emptied, two recoveries at once"], recoveries=True)
+    result = search(Protocol(progress_checked_before_sending_again=False), surroundings, ON_ONE_TOPIC)
+    history = told(result.history)
+    show(f"recovery does not look at the progress ({result.state_count:,} states)\n{history}")
+    assert result.violated == "no ticket has two events on the topic"
+    assert f"```text\n{history}\n```" in PAGE.read_text()
 
 
 def test_the_model_takes_the_steps_of_the_relay() -> None:
@@ -169,16 +244,18 @@ def test_the_shortenings_of_the_search_hide_no_world() -> None:
 
         def keep(world: World) -> bool:
             told_apart = (world.rows, world.published_seq, world.era, world.epoch, world.visible, world.harm_count, world.passed)
-            seen.add((*told_apart, world.progress[-1:], world.refusal))
+            seen.add((*told_apart, world.dropped_count, world.progress[-1:], world.refusal))
             return True
 
         explore([World()], model.successors, {"kept": keep})
         return seen
 
-    shortened = Model(
-        surroundings=Surroundings(tickets="a", takeover_count=2, restore_count=1, recreation_count=1), names_exchangeable=True
-    )
-    assert worlds(shortened) == worlds(replace(shortened, shortened=False, names_exchangeable=False))
+    for surroundings in (
+        Surroundings(tickets="a", takeover_count=2, restore_count=1, recreation_count=1),
+        Surroundings(tickets="a", event_topic_recreation_count=1, recoveries=True),
+    ):
+        shortened = Model(surroundings=surroundings, names_exchangeable=True)
+        assert worlds(shortened) == worlds(replace(shortened, shortened=False, names_exchangeable=False))
 
 
 REFUSALS = {

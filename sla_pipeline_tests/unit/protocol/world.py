@@ -59,10 +59,16 @@ class Repair(NamedTuple):
 
     era: int
     epoch: int
-    common_seq: int
-    lost: tuple[Row, ...]
-    position: int
+    compared: bool = False
+    common_seq: int = 0
+    lost: tuple[Row, ...] = ()
+    position: int = 0
     target: Row | None = None
+    missing: tuple[Row, ...] = ()
+    """Rows to be published again, once Postgres is mended; then no progress record is written by itself."""
+    seen: tuple[int, tuple[Row, ...]] = (0, ())
+    """``World.committed_so_far`` when it read the progress, before it read the topic, or after its own last transaction."""
+    sending: bool = False
 
 
 class World(NamedTuple):
@@ -83,13 +89,29 @@ class World(NamedTuple):
     """The events that a read_committed consumer has seen."""
     expired_seq: int = 0
     """Up to here the event topic has forgotten them."""
+    dropped_count: int = 0
+    """So many of the first of them went with an event topic that was deleted."""
+    deletion_count: int = 0
+    """How often it was deleted, and made anew."""
     harm_count: int = 0
     """How often the progress topic was harmed."""
     passed: Row | None = None
     """A row that was taken for published though it is not visible."""
     repair: Repair | None = None
+    frozen: Repair | None = None
+    """A recovery that stands still while another one runs; it has not noticed that the lock is lost."""
     refusal: str | None = None
     """Why a publisher has just failed closed."""
+
+    @property
+    def topic(self) -> tuple[Row, ...]:
+        """The events that are on the topic now."""
+        return tuple(row for row in self.visible[self.dropped_count :] if row.seq > self.expired_seq)
+
+    @property
+    def committed_so_far(self) -> tuple[int, tuple[Row, ...]]:
+        """What differs once anybody has committed anything."""
+        return len(self.visible), self.progress[-1:]
 
     def with_publisher(self, index: int, publisher: Publisher, **changes: Any) -> "World":
         """The same world with another state of one publisher, and other ``changes``."""

@@ -1,0 +1,130 @@
+"""Publishes breach records again whose events are provably not on the topic, each once, however often it is interrupted.
+
+What does not belong here: which records these are (``recovery.py``).
+
+The events go out in transactions of a bounded size under the publisher's own ``transactional.id``, one producer each. Every transaction
+also holds a progress record that states the same position as before. It makes two recoveries, or a recovery and a publisher, exclude
+each other even where the lock in Postgres was lost unnoticed: whoever commits anything writes a progress record, so a transaction begins
+only while the newest one, read behind the fence, is still the one that was there when the topic was read, or the one that the previous
+transaction wrote. From the fence on, nobody else can commit. After a crash the next recovery reads the topic and finds fewer missing.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import chain, islice
+
+from sla_pipeline.cycle import BreachRecord
+from sla_pipeline.errors import FailClosed, PublisherFenced
+from sla_pipeline.event import REPUBLISHED_HEADER, event_headers, event_key
+from sla_pipeline.kafka.clients import ANY_PARTITION, TransactionalProducer, translated
+from sla_pipeline.kafka.deadline import Deadline
+from sla_pipeline.kafka.events import OnProgress
+from sla_pipeline.kafka.outbox import Outbox
+from sla_pipeline.kafka.progress import PROGRESS_KEY, PROGRESS_PARTITION, Progress, ProgressReader
+from sla_pipeline.kafka.settings import KafkaSettings
+from sla_pipeline.kafka.topics import check_topics
+
+__all__ = ["TRANSACTION_RECORDS", "missing_records", "republish"]
+
+TRANSACTION_RECORDS = 500
+"""Events of one transaction: some 350 kB, which even a link of 30 kB/s carries within the time for delivery."""
+
+# bound of one call; a healthy broker answers in milliseconds
+_CALL_SECONDS = 8.0
+# with the commit behind it, still below the transaction's time-out of 30 s
+_DELIVERY_SECONDS = 20.0
+
+
+def republish(
+    settings: KafkaSettings,
+    outbox: Outbox,
+    missing: Sequence[range],
+    *,
+    standing: Progress,
+    run_id: str,
+    deadline: Deadline,
+    on_progress: OnProgress | None = None,
+) -> None:
+    """Publishes the records with the sequences ``missing``, in order, as they are in Postgres, with the header ``republished-by``.
+
+    ``standing`` is the progress record that was the newest, behind a fence, when the topic was read. Raises ``PublisherFenced`` when it is
+    no longer; what was committed until then stays, and is not missing any more.
+    """
+    largest_batch_bytes = check_topics(settings).max_message_bytes
+    records = missing_records(outbox, missing)
+    done, total = 0, sum(map(len, missing))
+    while batch := list(islice(records, TRANSACTION_RECORDS)):
+        producer = TransactionalProducer(settings, largest_batch_bytes=largest_batch_bytes)
+        try:
+            with translated(settings, "publishing missing events again", producer.reports, topic=settings.topic):
+                standing = _transact(settings, outbox, producer, batch, standing=standing, run_id=run_id, deadline=deadline)
+        finally:
+            producer.drop()
+        done += len(batch)
+        if on_progress is not None:
+            on_progress(done, total)
+
+
+def missing_records(outbox: Outbox, missing: Sequence[range]) -> Iterator[BreachRecord]:
+    """The records with these sequences, in order, a page in memory at a time. Raises ``FailClosed`` when one is gone."""
+    sequences = chain.from_iterable(missing)
+    seq = next(sequences, None)
+    while seq is not None:
+        page = {record.seq: record for record in outbox.records_from(seq, TRANSACTION_RECORDS)}
+        last = max(page, default=seq)
+        while seq is not None and seq <= last:
+            if seq not in page:
+                raise FailClosed(f"breach record {seq} was deleted meanwhile, so its event cannot be published again; run it again")
+            yield page[seq]
+            seq = next(sequences, None)
+
+
+def _transact(
+    settings: KafkaSettings,
+    outbox: Outbox,
+    producer: TransactionalProducer,
+    records: Sequence[BreachRecord],
+    *,
+    standing: Progress,
+    run_id: str,
+    deadline: Deadline,
+) -> Progress:
+    """One transaction; returns the progress record that it wrote."""
+    producer.connect(deadline.timeout_seconds(_CALL_SECONDS))
+    producer.fence(deadline.timeout_seconds(_CALL_SECONDS))
+    reader = ProgressReader(settings)
+    try:
+        newest = reader.read(deadline)
+    finally:
+        reader.close()
+    if not outbox.holds_lock() or newest != standing:
+        raise PublisherFenced(
+            f"another publisher, or another `sla-pipeline recover`, has taken over meanwhile; records {records[0].seq} to "
+            f"{records[-1].seq} and what follows were not published by this one, run it again"
+        )
+    producer.begin()
+    for record in records:
+        headers = [*event_headers(correlation_id=record.correlation_id, outbox_seq=record.seq), (REPUBLISHED_HEADER, run_id.encode())]
+        _with_room(producer, deadline, settings.topic, record.payload, event_key(record.ticket_id), headers=headers)
+    written = Progress.standing_at(standing.seq, standing.digest, run_id)
+    _with_room(producer, deadline, settings.progress_topic, written.to_json(), PROGRESS_KEY, partition=PROGRESS_PARTITION)
+    producer.deliver(deadline.timeout_seconds(_DELIVERY_SECONDS))
+    producer.commit(deadline.timeout_seconds(_CALL_SECONDS))
+    return written
+
+
+def _with_room(
+    producer: TransactionalProducer,
+    deadline: Deadline,
+    topic: str,
+    value: str | bytes,
+    key: bytes,
+    *,
+    headers: Sequence[tuple[str, bytes]] = (),
+    partition: int = ANY_PARTITION,
+) -> None:
+    """Hands a record over, when need be after delivering what is queued: the client may be configured to hold less than a transaction."""
+    try:
+        producer.produce(topic, value, key, headers=headers, partition=partition)
+    except BufferError:
+        producer.deliver(deadline.timeout_seconds(_DELIVERY_SECONDS))
+        producer.produce(topic, value, key, headers=headers, partition=partition)
