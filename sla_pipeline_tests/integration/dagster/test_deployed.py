@@ -149,8 +149,8 @@ def test_the_machine_dies_in_the_middle_of_a_cycle(support: Support, home: Path,
     assert _status(instance, dead) is dg.DagsterRunStatus.FAILURE
     (failure,) = instance.all_logs(dead.run_id, of_type=dg.DagsterEventType.RUN_FAILURE)
     assert failure.get_dagster_event().message == (
-        "The run's process is dead: its row in support.ticket_sla_cycles is not locked. What it had committed stays; the next cycle,"
-        " due now, takes the rest. Nothing need be done."
+        "The run's process is dead: its row in support.ticket_sla_cycles is not locked. What it committed stays; the next cycle,"
+        " due now, takes the rest. No action is needed."
     )
     assert support.execute("select run_id, state from support.ticket_sla_cycles order by id limit 2").fetchall() == [
         (dead.run_id, "abandoned"),

@@ -315,8 +315,7 @@ def test_a_failed_run_names_what_to_press_and_that_works(site: Site, overdue: st
     assert again.status is dg.DagsterRunStatus.FAILURE
     assert site.failure(again) == (
         "sla_breaches.close_cycle",
-        "This run does not hold what step sla_breaches.publish_breaches of run"
-        f" {failed.run_id} has found: a cycle cannot be continued. {RE_EXECUTE_ALL}",
+        f"A cycle cannot be resumed: the values of step sla_breaches.publish_breaches ended with run {failed.run_id}. {RE_EXECUTE_ALL}",
     )
     assert overdue not in breached_ids(site.support)
 
