@@ -1,4 +1,4 @@
-"""Dagster's resources: Postgres and Kafka as the ops get them, opened at first use, closed at the end of the run.
+"""Dagster's resources: Postgres and Kafka, opened at first use, closed at the end of the run; values between the ops.
 
 What belongs here: carrying settings from the environment into a run. What does not: connecting (``postgres/``, ``kafka/``).
 """
@@ -13,7 +13,13 @@ from sla_pipeline.kafka.settings import BOOTSTRAP_SERVERS_VARIABLE, CLIENT_CONFI
 from sla_pipeline.monitor.steps import Database
 from sla_pipeline.postgres.session import PostgresSettings
 
-__all__ = ["KafkaResource", "PostgresResource"]
+__all__ = ["RE_EXECUTE_ALL", "KafkaResource", "PostgresResource", "cycle_values"]
+
+# Remedy shown by every failed run, in the words of the run's page.
+RE_EXECUTE_ALL = (
+    'Press "Re-execute all" ("All steps in root run" in its menu) to run a whole cycle now; the schedule runs one every'
+    " minute anyway. A cycle picks up everything that is overdue or unpublished, and duplicates nothing."
+)
 
 
 class PostgresResource(dg.ConfigurableResource[Any]):
@@ -26,10 +32,14 @@ class PostgresResource(dg.ConfigurableResource[Any]):
 
     _database: Database | None = PrivateAttr(default=None)
 
+    def settings(self) -> PostgresSettings:
+        """Validated. Raises ``ConfigurationError`` for a malformed URL."""
+        return PostgresSettings(self.url)
+
     def database(self) -> Database:
         """The run's session, opened at its first use. Raises ``ConfigurationError`` for a malformed URL."""
         if self._database is None:
-            self._database = Database(PostgresSettings(self.url), single_runner=self.single_runner)
+            self._database = Database(self.settings(), single_runner=self.single_runner)
         return self._database
 
     def teardown_after_execution(self, context: dg.InitResourceContext) -> None:
@@ -69,3 +79,36 @@ class KafkaResource(dg.ConfigurableResource[Any]):
         if self._relay is not None:
             self._relay.close()
             self._relay = None
+
+
+class CycleValues(dg.IOManager):
+    """Values passed between the ops of one cycle, in memory, for the length of the run.
+
+    Not ``mem_io_manager``: Dagster then refuses a re-execution from failure and advises to store the values. Stored values
+    would be wrong in a later run: its time is another, and operators have answered since.
+    """
+
+    def __init__(self) -> None:
+        self._values: dict[tuple[str, ...], object] = {}
+
+    def handle_output(self, context: dg.OutputContext, obj: object) -> None:
+        """Store the value."""
+        self._values[tuple(context.get_identifier())] = obj
+
+    def load_input(self, context: dg.InputContext) -> object:
+        """Return the value. Raises ``dagster.Failure`` with the remedy when the op that made it ran in another run."""
+        assert context.upstream_output is not None  # noqa: S101  no input of a cycle's op comes from outside of it
+        identifier = tuple(context.upstream_output.get_identifier())
+        if identifier not in self._values:
+            raise dg.Failure(
+                description=f"A cycle cannot be resumed: the values of step {context.upstream_output.step_key} ended with run"
+                f" {context.upstream_output.run_id}. {RE_EXECUTE_ALL}",
+                allow_retries=False,
+            )
+        return self._values[identifier]
+
+
+@dg.io_manager(description="Values passed between the ops of a cycle, in memory; none outlives its run.")
+def cycle_values() -> CycleValues:
+    """Made once per run."""
+    return CycleValues()

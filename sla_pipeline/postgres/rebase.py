@@ -12,7 +12,7 @@ import psycopg
 from sla_pipeline.cycle import PublishedRecord
 from sla_pipeline.errors import FailClosed
 from sla_pipeline.postgres.outbox import PostgresOutbox
-from sla_pipeline.postgres.session import PostgresSettings, translated_errors
+from sla_pipeline.postgres.session import PostgresSettings, fault_name, translated_errors
 
 __all__ = ["RepairablePostgresOutbox"]
 
@@ -81,8 +81,8 @@ class RepairablePostgresOutbox(PostgresOutbox):
         sequences or contradicts the table; ``DatabaseError``, ``DatabaseUnavailable``.
         """
         given = {"common_seq": common_seq, "last_seq": last_seq}
-        try:
-            with translated_errors(self._settings):
+        with translated_errors(self._settings):
+            try:
                 self._stage(published)
                 with self._repair.transaction(), self._repair.cursor() as cursor:
                     cursor.execute(_HOLD_SEQUENCE)
@@ -91,11 +91,11 @@ class RepairablePostgresOutbox(PostgresOutbox):
                     cursor.execute(_WRITE_BACK)
                     cursor.execute(_PUT_BEHIND, given)
                     cursor.execute(_SET_POSITION, given)
-        except (psycopg.IntegrityError, psycopg.DataError) as error:
-            raise FailClosed(
-                f"the events with sequences {common_seq + 1} to {last_seq} cannot be written back: {error.diag.message_primary} "
-                f"({error.sqlstate}). Nothing was changed; a person must decide by hand"
-            ) from error
+            except (psycopg.IntegrityError, psycopg.DataError) as error:
+                raise FailClosed(
+                    f"the events with sequences {common_seq + 1} to {last_seq} cannot be written back: {fault_name(error)}. Nothing was "
+                    "changed; a person must decide by hand"
+                ) from None
 
     def _stage(self, published: Iterable[PublishedRecord]) -> None:
         arriving = iter(published)
