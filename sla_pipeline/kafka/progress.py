@@ -10,8 +10,9 @@ import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from typing import TypeVar
 
-from confluent_kafka import Consumer, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 from confluent_kafka import KafkaError as ClientError
 
 from sla_pipeline.cycle import BreachRecord
@@ -21,7 +22,18 @@ from sla_pipeline.kafka.clients import ClientReports, TransactionalProducer, ope
 from sla_pipeline.kafka.deadline import Deadline
 from sla_pipeline.kafka.settings import KafkaSettings
 
-__all__ = ["PROGRESS_KEY", "PROGRESS_PARTITION", "RECOVERY", "Progress", "ProgressReader", "record_digest", "write_progress"]
+__all__ = [
+    "PROGRESS_KEY",
+    "PROGRESS_PARTITION",
+    "RECOVERY",
+    "Progress",
+    "ProgressReader",
+    "newest_committed",
+    "record_digest",
+    "write_progress",
+]
+
+_Record = TypeVar("_Record")
 
 # one key: compaction keeps its newest record for ever
 PROGRESS_KEY = b"progress"
@@ -127,44 +139,69 @@ class ProgressReader:
             low, end = self._consumer("read_uncommitted").get_watermark_offsets(
                 TopicPartition(topic, PROGRESS_PARTITION), timeout=deadline.timeout_seconds(_CALL_SECONDS), cached=False
             )
-            tail = _TAIL
-            while end > low:
-                start = max(low, end - tail)
-                progress = self._newest_between(start, end, deadline, behind_fence=behind_fence)
-                if progress is not None or start == low:
-                    return progress
-                tail *= _TAIL_GROWTH
-        return None
-
-    def _newest_between(self, start: int, end: int, deadline: Deadline, *, behind_fence: bool) -> Progress | None:
-        topic = self._settings.progress_topic
-        consumer = self._consumer("read_committed")
-        consumer.assign([TopicPartition(topic, PROGRESS_PARTITION, start)])
-        newest = None
-        patience = Deadline(deadline.timeout_seconds(_CALL_SECONDS))
-        while patience.remaining_seconds():
-            message = consumer.poll(_POLL_SECONDS)
-            if message is None:
-                continue
-            error = message.error()
-            if error is None:
-                newest = Progress.from_json(message.key(), message.value(), f"offset {message.offset()} of topic {topic}")
-            elif error.code() != ClientError._PARTITION_EOF:
-                raise KafkaException(error)
-            elif (message.offset() or 0) >= end or not behind_fence:
-                # or it would go on asking the broker, a hundred times a second
-                consumer.unassign()
-                return newest
-            # an end before the true one: some transaction is still open there, and what follows it is not told yet
-        raise KafkaUnavailable(
-            f"topic {topic} on Kafka at {self._settings.bootstrap_servers} could not be read up to offset {end} in time: a transaction "
-            "that is not ours may be open there, or the broker is slow; the next cycle tries again"
-        )
+            return newest_committed(
+                self._consumer("read_committed"),
+                TopicPartition(topic, PROGRESS_PARTITION, low),
+                end,
+                deadline,
+                parse=lambda record: Progress.from_json(record.key(), record.value(), f"offset {record.offset()} of topic {topic}"),
+                to_end=behind_fence,
+            )
 
     def close(self) -> None:
         """Closes both consumers. May be called again."""
         while self._consumers:
             self._consumers.popitem()[1].close()
+
+
+def newest_committed(
+    consumer: Consumer,
+    low: TopicPartition,
+    end: int,
+    deadline: Deadline,
+    *,
+    parse: Callable[[Message], _Record],
+    to_end: bool = True,
+) -> _Record | None:
+    """The newest of a partition's records from offset ``low`` to ``end`` that ``consumer`` gets to see, None without one.
+
+    ``parse`` is called with every record that is read on the way, a tail of the partition. With ``to_end`` false, an end that comes before
+    ``end`` is good enough. Raises ``KafkaUnavailable`` when the end cannot be reached in time.
+    """
+    tail = _TAIL
+    while end > low.offset:
+        start = max(low.offset, end - tail)
+        newest = _newest_between(consumer, TopicPartition(low.topic, low.partition, start), end, deadline, parse=parse, to_end=to_end)
+        if newest is not None or start == low.offset:
+            return newest
+        tail *= _TAIL_GROWTH
+    return None
+
+
+def _newest_between(
+    consumer: Consumer, start: TopicPartition, end: int, deadline: Deadline, *, parse: Callable[[Message], _Record], to_end: bool
+) -> _Record | None:
+    consumer.assign([start])
+    newest = None
+    patience = Deadline(deadline.timeout_seconds(_CALL_SECONDS))
+    while patience.remaining_seconds():
+        message = consumer.poll(_POLL_SECONDS)
+        if message is None:
+            continue
+        error = message.error()
+        if error is None:
+            newest = parse(message)
+        elif error.code() != ClientError._PARTITION_EOF:
+            raise KafkaException(error)
+        elif (message.offset() or 0) >= end or not to_end:
+            # stop fetching: an assigned consumer fetches a hundred times a second
+            consumer.unassign()
+            return newest
+        # EOF below the true end: an open transaction holds the rest back
+    raise KafkaUnavailable(
+        f"topic {start.topic} could not be read up to offset {end} in time: a transaction that is not ours may be open there, or the "
+        "broker is slow; the next cycle tries again"
+    )
 
 
 def write_progress(settings: KafkaSettings, deadline: Deadline, decide: Callable[[], Progress | None]) -> Progress | None:

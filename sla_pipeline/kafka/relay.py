@@ -71,18 +71,20 @@ class Relay:
         if _nothing_waits(outbox):
             return totals
         self._take_lock(outbox, deadline)
-        limit = self._transaction_limit
+        limit, aborted = self._transaction_limit, None
         try:
             while True:
                 takeover = Takeover(
                     settings=self._settings,
                     outbox=outbox,
+                    topics=self._topics,
                     event_topic=event_topic,
                     reader=self._reader,
                     deadline=deadline,
                     run_id=run_id,
                     on_step=self._on_step,
                     transaction_limit=limit,
+                    aborted_before=aborted,
                 )
                 try:
                     takeover.run(totals)
@@ -92,7 +94,8 @@ class Relay:
                         raise
                     _log.warning("trying again with at most %d events in the transaction: %s", limit, error)
                 else:
-                    if _nothing_waits(outbox) or deadline.remaining_seconds() < _MIN_SECONDS_FOR_A_TAKEOVER:
+                    aborted = takeover.aborted
+                    if aborted is None and (_nothing_waits(outbox) or deadline.remaining_seconds() < _MIN_SECONDS_FOR_A_TAKEOVER):
                         return totals
         finally:
             _give_back_lock(outbox)

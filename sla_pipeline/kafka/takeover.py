@@ -8,6 +8,8 @@ moment in which an event is out and its position is not. The steps, and why they
 - ``connected``: a new producer has its connection, and both topics are still there.
 - ``fenced``: ``init_transactions`` has shut out every publisher before us, and what one had left open is committed or aborted. No position
   read before this could be trusted: a paused publisher might still commit. Then the lock is looked at again.
+  A transaction of ours that the broker never ended is aborted here, if nothing of it is visible (``hanging.py``); then this takeover ends,
+  and the next one goes on.
 - ``progress_read``: the position, read to the true end of its topic.
 - ``rows_read``: how many records exist, read after the position, and the records themselves. Both numbers only grow, so in this order a
   contradiction is never a race; any contradiction ends here, with nothing sent (``agreement.py``).
@@ -30,17 +32,18 @@ from dataclasses import dataclass, field
 from itertools import accumulate, takewhile
 
 from sla_pipeline.cycle import BreachRecord, OnStep, PublishTotals
-from sla_pipeline.errors import PublisherFenced
+from sla_pipeline.errors import KafkaUnavailable, PublisherFenced
 from sla_pipeline.event import event_headers, event_key
 from sla_pipeline.kafka.agreement import require_agreement, require_progress, waiting_records
 from sla_pipeline.kafka.clients import TransactionalProducer
 from sla_pipeline.kafka.deadline import Deadline
 from sla_pipeline.kafka.faults import Scene, translate
+from sla_pipeline.kafka.hanging import Hanging, abort_hanging, find_hanging, require_invisible
 from sla_pipeline.kafka.outbox import Outbox
 from sla_pipeline.kafka.pace import Pace
 from sla_pipeline.kafka.progress import PROGRESS_KEY, PROGRESS_PARTITION, Progress, ProgressReader
 from sla_pipeline.kafka.settings import KafkaSettings
-from sla_pipeline.kafka.topics import EventTopic
+from sla_pipeline.kafka.topics import EventTopic, TopicChecker
 
 __all__ = ["STEPS", "Takeover", "fitting_records"]
 
@@ -65,6 +68,8 @@ STEPS = tuple(step for step in _DOING_AFTER if step)
 
 # no single call waits longer; what is healthy answers in milliseconds, and after two limping calls there is time for a third
 _CALL_SECONDS = 8.0
+# to abort a hanging transaction and to publish its events again takes under a second on a healthy broker
+_ABORT_SECONDS = 5.0
 # delivering gets this share of what is left, and no more than this: the commit and the next position must fit into the rest, and the
 # whole transaction into transaction.timeout.ms (30 s)
 _DELIVERY_SHARE = 0.6
@@ -92,19 +97,23 @@ def fitting_records(records: Sequence[BreachRecord], pace: Pace, *, queue_messag
 
 @dataclass(slots=True)
 class Takeover:
-    """One attempt. ``reader`` is the relay's, kept between the takeovers of a cycle; all else ends with this object.
+    """One attempt. ``topics`` and ``reader`` are the relay's, kept between the takeovers of a cycle; all else ends with this object.
 
-    ``event_topic`` is what this cycle's check of the topics found.
+    ``event_topic`` is what this cycle's check of the topics found; ``aborted_before`` the hanging transaction that the takeover before this
+    one gave up. ``aborted`` is the one that this takeover gave up: then it published nothing, and another one must follow.
     """
 
     settings: KafkaSettings
     outbox: Outbox
+    topics: TopicChecker
     event_topic: EventTopic
     reader: ProgressReader
     deadline: Deadline
     run_id: str
     on_step: OnStep
     transaction_limit: int
+    aborted_before: Hanging | None = None
+    aborted: Hanging | None = field(default=None, init=False)
     _step: str = field(default="", init=False)
     _doing: str = field(default=_DOING_AFTER[""], init=False)
     _producer: TransactionalProducer | None = field(default=None, init=False)
@@ -151,6 +160,10 @@ class Takeover:
         self._require_lock()
         self._did("fenced")
 
+        self._abort_hanging(producer)
+        if self.aborted is not None:
+            return
+
         progress = require_progress(self.reader.read(self.deadline), self.settings.progress_topic)
         self._did("progress_read")
 
@@ -173,6 +186,25 @@ class Takeover:
         self._producer.connect(self._timeout())
         return self._producer
 
+    def _abort_hanging(self, producer: TransactionalProducer) -> None:
+        hanging = find_hanging(self.settings, self.topics, self.event_topic, self.deadline)
+        if hanging is None:
+            return
+        if self.aborted_before is not None or self.deadline.remaining_seconds() < _ABORT_SECONDS:
+            # whoever aborts must also publish again: until then, Postgres may hold a position that Kafka does not know
+            raise KafkaUnavailable(
+                f"a transaction in {hanging.where} on Kafka at {self.settings.bootstrap_servers} has no end, and could not be aborted in "
+                "time; the next cycle tries again"
+            )
+        progress = require_progress(self.reader.read(self.deadline, behind_fence=False), self.settings.progress_topic)
+        require_invisible(self.settings, self.event_topic, hanging, progress, self.deadline)
+        _log.warning(
+            "the broker never ended a transaction in %s (KAFKA-20734); nothing of it is visible, so it is aborted, and published again",
+            hanging.where,
+        )
+        abort_hanging(producer, hanging, self.deadline)
+        self.aborted = hanging
+
     def _require_lock(self) -> None:
         if not self.outbox.holds_lock():
             raise PublisherFenced(
@@ -181,10 +213,18 @@ class Takeover:
 
     def _waiting(self, progress: Progress, published_before: int) -> list[BreachRecord]:
         next_seq = self.outbox.next_seq()
+        published_before = self._without_aborted(progress, published_before)
         require_agreement(progress, published_before=published_before, next_seq=next_seq)
         # the published row too, to know it again
         from_seq, limit = (progress.seq, self.transaction_limit + 1) if progress.seq else (1, self.transaction_limit)
         return waiting_records(progress, self.outbox.records_from(from_seq, limit), next_seq=next_seq)
+
+    def _without_aborted(self, progress: Progress, published_before: int) -> int:
+        """The copy of the position, less what the takeover before this one aborted: its commit may have been answered, and noted."""
+        given_up = self.aborted_before.progress if self.aborted_before else None
+        if given_up and given_up.first == progress.seq + 1 and progress.seq < published_before <= given_up.seq:
+            return progress.seq
+        return published_before
 
     def _transact(self, producer: TransactionalProducer, waiting: list[BreachRecord]) -> list[BreachRecord]:
         """Publishes the first of ``waiting``, as many as can be delivered in time, and returns them."""

@@ -16,7 +16,7 @@ from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, OffsetS
 from sla_pipeline.errors import FailClosed, KafkaError
 from sla_pipeline.kafka.clients import ClientReports, open_admin, partitions_of, translated
 from sla_pipeline.kafka.deadline import Deadline
-from sla_pipeline.kafka.progress import RECOVERY, Progress, ProgressReader, write_progress
+from sla_pipeline.kafka.progress import PROGRESS_PARTITION, RECOVERY, Progress, ProgressReader, write_progress
 from sla_pipeline.kafka.settings import KafkaSettings
 from sla_pipeline.quoting import quoted
 
@@ -89,6 +89,22 @@ class TopicChecker:
             with translated(self._settings, "reading the topics' settings", self._reports, poll=admin.poll, topic=resource.name):
                 configs[resource.name] = {name: str(entry.value) for name, entry in _answer(future, timeout).items()}
         return configs
+
+    def unended(self, event_topic: EventTopic, deadline: Deadline) -> list[TopicPartition]:
+        """Partitions with records of a transaction that has no end, each with the offset of the first one."""
+        if self._admin is None:
+            self._admin = open_admin(self._settings, self._reports)
+        admin = self._admin
+        places = [(self._settings.topic, partition) for partition in range(event_topic.partition_count)]
+        asked = {TopicPartition(*place): _latest() for place in (*places, (self._settings.progress_topic, PROGRESS_PARTITION))}
+        timeout = deadline.timeout_seconds(_CALL_SECONDS)
+        with translated(self._settings, "looking for transactions without an end", self._reports, poll=admin.poll):
+            stable, ends = (
+                admin.list_offsets(asked, isolation_level=level, request_timeout=timeout)
+                for level in (IsolationLevel.READ_COMMITTED, IsolationLevel.READ_UNCOMMITTED)
+            )
+            found = [(place, _answer(future, timeout).offset, _answer(ends[place], timeout).offset) for place, future in stable.items()]
+        return [TopicPartition(place.topic, place.partition, stable_offset) for place, stable_offset, end in found if stable_offset < end]
 
     def close(self) -> None:
         """Lets the admin client go, and what it has told. May be called again."""
@@ -244,9 +260,15 @@ def end_offsets(settings: KafkaSettings, admin: AdminClient, reports: ClientRepo
         return _end_offsets(admin, topic, deadline)
 
 
+def _latest() -> OffsetSpec:
+    latest: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+    return latest
+
+
 def _end_offsets(admin: AdminClient, topic: str, deadline: Deadline) -> dict[int, int]:
-    latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
-    asked = {TopicPartition(topic, partition): latest for partition in partitions_of(admin, topic, deadline.timeout_seconds(_CALL_SECONDS))}
+    asked = {
+        TopicPartition(topic, partition): _latest() for partition in partitions_of(admin, topic, deadline.timeout_seconds(_CALL_SECONDS))
+    }
     timeout = deadline.timeout_seconds(_CALL_SECONDS)
     answers = admin.list_offsets(asked, isolation_level=IsolationLevel.READ_UNCOMMITTED, request_timeout=timeout)
     return {partition.partition: _answer(future, timeout).offset for partition, future in answers.items()}

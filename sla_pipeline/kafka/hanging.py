@@ -1,0 +1,167 @@
+"""Hanging transactions of this publisher: found behind the fence, and ended where nothing of them is visible.
+
+Kafka answers a commit before the end markers are in the partitions, and writes them afterwards. Seen with Kafka 4.3.1: killed in between, a
+broker that is the only leader of its partitions drops the markers when it is back, and counts the transaction as complete (KAFKA-20734,
+"Return noNode for known partitions without endpoints"). The fence then waits for nothing, and the records hang: no read_committed consumer
+gets past them, and the next marker of the same transactional id decides over them as well. A commit after a dropped abort marker would
+even publish what was given up, beside its repetition.
+
+So every takeover looks, behind the fence, for records of ours that have no end. Where no event of them is visible anywhere, no consumer has
+them: they are aborted, and published again from the position that is visible. Where a part of them is visible, another part cannot be made
+visible without a guess: ``FailClosed``.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import cast
+
+from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
+
+from sla_pipeline.errors import FailClosed, KafkaUnavailable
+from sla_pipeline.kafka.clients import ClientReports, TransactionalProducer, open_consumer, translated
+from sla_pipeline.kafka.deadline import Deadline
+from sla_pipeline.kafka.progress import RECOVERY, Progress, newest_committed
+from sla_pipeline.kafka.settings import KafkaSettings
+from sla_pipeline.kafka.topics import EventTopic, TopicChecker
+
+__all__ = ["Hanging", "abort_hanging", "find_hanging", "require_invisible"]
+
+# a broker shows a marker it has just written a moment later; what has no end after this long gets none
+_SETTLING_SECONDS = 1.0
+_SETTLING_POLL_SECONDS = 0.05
+_CALL_SECONDS = 8.0
+_POLL_SECONDS = 0.2
+# how Kafka's own tool shows and ends such a transaction
+_TOOL = "kafka-transactions.sh (find-hanging, then abort)"
+
+
+@dataclass(frozen=True, slots=True)
+class Hanging:
+    """Records of this publisher that have no end.
+
+    ``first_records`` holds the first one of each partition; ``progress`` is the progress record among them, None without one.
+    """
+
+    first_records: tuple[Message, ...]
+    progress: Progress | None
+
+    @property
+    def event_seqs(self) -> list[int]:
+        """Sequence of the first hanging event of each partition."""
+        return [_seq(record) for record in self.first_records if _seq(record)]
+
+    @property
+    def where(self) -> str:
+        """The partitions, for a message."""
+        return ", ".join(f"{record.topic()}-{record.partition()}" for record in self.first_records)
+
+
+def find_hanging(settings: KafkaSettings, topics: TopicChecker, event_topic: EventTopic, deadline: Deadline) -> Hanging | None:
+    """What hangs of this publisher; None on a healthy broker, after one look.
+
+    To be called behind the fence: before it, records are merely open. Records of other producers are left alone. Raises
+    ``KafkaUnavailable`` or ``KafkaError``, and ``FailClosed`` for a foreign progress record.
+    """
+    settling = Deadline(_SETTLING_SECONDS)
+    while unended := topics.unended(event_topic, deadline):
+        if not settling.remaining_seconds():
+            break
+        time.sleep(_SETTLING_POLL_SECONDS)
+    if not unended:
+        return None
+    with _reading(settings, "read_uncommitted") as consumer:
+        first_records = [_record_at(consumer, place, deadline) for place in unended]
+    ours = tuple(record for record in first_records if record.topic() == settings.progress_topic or _seq(record))
+    progress = next((_progress(record) for record in ours if record.topic() == settings.progress_topic), None)
+    return Hanging(ours, progress) if ours else None
+
+
+def require_invisible(settings: KafkaSettings, event_topic: EventTopic, hanging: Hanging, progress: Progress, deadline: Deadline) -> None:
+    """Raises ``FailClosed`` when consumers may have a part of what hangs. ``progress`` is the newest visible progress record."""
+    with _reading(settings, "read_committed") as consumer:
+        visible = [_last_visible_seq(consumer, settings.topic, p, deadline) for p in range(event_topic.partition_count)]
+    if message := visible_part(progress.seq, hanging.event_seqs, visible):
+        raise FailClosed(
+            f"Kafka at {settings.bootstrap_servers} never ended a transaction of this publisher in {hanging.where}, and {message}: its "
+            f"markers were lost when a broker restarted. Consumers stop there, and nothing is published. End it by {_TOOL}, then run "
+            f"`sla-pipeline recover`. {RECOVERY}"
+        )
+
+
+def visible_part(progress_seq: int, hanging_seqs: Sequence[int], visible_seqs: Sequence[int]) -> str:
+    """What consumers may have of a hanging transaction, for a message; empty when it is nothing.
+
+    ``hanging_seqs`` are the first hanging events, ``visible_seqs`` the last visible ones, one a partition. The position travels in the same
+    transaction as its events, so both must be on the same side of ``progress_seq``.
+    """
+    if (last := max(visible_seqs, default=0)) > progress_seq:
+        return f"its events up to sequence {last} are visible elsewhere, beyond the visible progress {progress_seq}"
+    if (first := min(hanging_seqs, default=progress_seq + 1)) <= progress_seq:
+        return f"the visible progress {progress_seq} covers its event of sequence {first}"
+    return ""
+
+
+def abort_hanging(producer: TransactionalProducer, hanging: Hanging, deadline: Deadline) -> None:
+    """Puts one more record into each partition where records hang, in a transaction that is left open.
+
+    The next fence aborts it, and with it all that hangs of the same transactional id. The record is a copy of the first hanging one: nobody
+    who reads uncommitted records meets anything but an event. From now on the broker refuses a marker of the earlier epoch that comes late.
+    """
+    producer.begin()
+    for record in hanging.first_records:
+        producer.produce(
+            str(record.topic()), record.value() or b"", record.key() or b"", headers=_headers(record), partition=record.partition() or 0
+        )
+    producer.deliver(deadline.timeout_seconds(_CALL_SECONDS))
+
+
+@contextmanager
+def _reading(settings: KafkaSettings, isolation_level: str) -> Iterator[Consumer]:
+    reports = ClientReports()
+    consumer = open_consumer(settings, reports, isolation_level=isolation_level)
+    try:
+        with translated(settings, "looking at a transaction that has no end", reports):
+            yield consumer
+    finally:
+        consumer.close()
+
+
+def _record_at(consumer: Consumer, place: TopicPartition, deadline: Deadline) -> Message:
+    """The first record at or after an offset."""
+    consumer.assign([place])
+    patience = Deadline(deadline.timeout_seconds(_CALL_SECONDS))
+    while patience.remaining_seconds():
+        message = consumer.poll(_POLL_SECONDS)
+        if message is None:
+            continue
+        if error := message.error():
+            raise KafkaException(error)
+        return message
+    raise KafkaUnavailable(
+        f"offset {place.offset} of topic {place.topic}, partition {place.partition}, could not be read in time; the next cycle tries again"
+    )
+
+
+def _last_visible_seq(consumer: Consumer, topic: str, partition: int, deadline: Deadline) -> int:
+    # a read_committed client is told the last stable offset, which is where visibility ends
+    low, stable = consumer.get_watermark_offsets(
+        TopicPartition(topic, partition), timeout=deadline.timeout_seconds(_CALL_SECONDS), cached=False
+    )
+    return newest_committed(consumer, TopicPartition(topic, partition, low), stable, deadline, parse=_seq) or 0
+
+
+def _headers(record: Message) -> list[tuple[str, bytes]]:
+    # a received message has them as a list, its values as bytes or None
+    return [(name, value or b"") for name, value in cast("list[tuple[str, bytes | None]]", record.headers() or ())]
+
+
+def _seq(record: Message) -> int:
+    """The sequence of an event of this package, 0 for any other record."""
+    text = dict(_headers(record)).get("outbox-seq", b"")
+    return int(text) if text.isdigit() else 0
+
+
+def _progress(record: Message) -> Progress:
+    return Progress.from_json(record.key(), record.value(), f"offset {record.offset()} of topic {record.topic()}")

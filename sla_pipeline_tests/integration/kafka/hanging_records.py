@@ -1,0 +1,103 @@
+"""Records of a transaction that the coordinator knows nothing of, as a broker leaves them that dropped the end markers.
+
+What belongs here: the few requests of Kafka's protocol that write them; no client library would. The broker must be told not to verify
+(``UNVERIFIED``). What does not: what a publisher makes of them.
+"""
+
+import socket
+import struct
+from collections.abc import Sequence
+
+from sla_pipeline.cycle import BreachRecord
+from sla_pipeline.event import event_headers, event_key
+from sla_pipeline.kafka.progress import PROGRESS_KEY, Progress
+from sla_pipeline.kafka.settings import KafkaSettings
+
+__all__ = ["UNVERIFIED", "leave_hanging"]
+
+UNVERIFIED = {"transaction.partition.verification.enable": "false"}
+"""Property of a broker that takes transactional records without asking the coordinator."""
+
+_PRODUCE, _INIT_PRODUCER_ID = 0, 22
+_IS_TRANSACTIONAL = 0x10
+
+
+def leave_hanging(settings: KafkaSettings, events: dict[int, Sequence[BreachRecord]], progress: Progress | None) -> None:
+    """Writes ``events`` by partition and a progress record, as the publisher would, in a transaction that nobody will end."""
+    host, _, port = settings.bootstrap_servers.partition(":")
+    with socket.create_connection((host, int(port)), timeout=10) as connection:
+        transactional_id = _text(settings.transactional_id)
+        answer = _call(connection, _INIT_PRODUCER_ID, 1, transactional_id + struct.pack(">i", 30_000))
+        _, error, producer_id, epoch = struct.unpack(">ihqh", answer)
+        assert error == 0, f"InitProducerId: error {error}"
+        places = [
+            (settings.topic, partition, [_event(index, record) for index, record in enumerate(records)])
+            for partition, records in events.items()
+        ]
+        if progress is not None:
+            places.append((settings.progress_topic, 0, [_record(0, PROGRESS_KEY, progress.to_json(), ())]))
+        for topic, partition, records in places:
+            batch = _batch(producer_id, epoch, records)
+            body = transactional_id + struct.pack(">hii", -1, 10_000, 1) + _text(topic)
+            body += struct.pack(">iii", 1, partition, len(batch)) + batch
+            answer = _call(connection, _PRODUCE, 3, body)
+            # one topic, its name, one partition, its number
+            (error,) = struct.unpack_from(">h", answer, 4 + 2 + len(topic) + 4 + 4)
+            assert error == 0, f"Produce to {topic}-{partition}: error {error}"
+
+
+def _call(connection: socket.socket, key: int, version: int, body: bytes) -> bytes:
+    request = struct.pack(">hhi", key, version, 7) + _text("test") + body
+    connection.sendall(struct.pack(">i", len(request)) + request)
+    (size,) = struct.unpack(">i", _exactly(connection, 4))
+    return _exactly(connection, size)[4:]
+
+
+def _exactly(connection: socket.socket, size: int) -> bytes:
+    received = b""
+    while len(received) < size:
+        part = connection.recv(size - len(received))
+        assert part, "the broker closed the connection"
+        received += part
+    return received
+
+
+def _text(value: str) -> bytes:
+    return struct.pack(">h", len(value)) + value.encode()
+
+
+def _event(index: int, record: BreachRecord) -> bytes:
+    headers = event_headers(correlation_id=record.correlation_id, outbox_seq=record.seq)
+    return _record(index, event_key(record.ticket_id), record.payload.encode(), headers)
+
+
+def _record(index: int, key: bytes, value: bytes, headers: Sequence[tuple[str, bytes]]) -> bytes:
+    body = b"\0" + _varint(0) + _varint(index) + _varint(len(key)) + key + _varint(len(value)) + value + _varint(len(headers))
+    for name, content in headers:
+        body += _varint(len(name)) + name.encode() + _varint(len(content)) + content
+    return _varint(len(body)) + body
+
+
+def _batch(producer_id: int, epoch: int, records: Sequence[bytes]) -> bytes:
+    """Format 2, uncompressed: offset, length, leader epoch, magic, checksum, and what it covers."""
+    covered = struct.pack(">hiqqqhii", _IS_TRANSACTIONAL, len(records) - 1, 0, 0, producer_id, epoch, 0, len(records)) + b"".join(records)
+    return struct.pack(">qiibI", 0, 4 + 1 + 4 + len(covered), -1, 2, _crc32c(covered)) + covered
+
+
+def _varint(value: int) -> bytes:
+    """Zigzag, for what is not negative."""
+    value *= 2
+    encoded = b""
+    while value > 0x7F:
+        encoded += bytes([value & 0x7F | 0x80])
+        value >>= 7
+    return encoded + bytes([value])
+
+
+def _crc32c(data: bytes) -> int:
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
+    return crc ^ 0xFFFFFFFF
