@@ -106,8 +106,7 @@ def claim_overdue(context: dg.OpExecutionContext, config: CycleConfig, postgres:
 )
 def mark_breached(postgres: PostgresResource, claimed: steps.Claim) -> steps.Marked:
     """SPEC 5.4 to 5.6."""
-    with _remedy_named():
-        return steps.mark_breached(postgres.database(), claimed)
+    return steps.mark_breached(postgres.database(), claimed)
 
 
 @dg.op(
@@ -118,8 +117,7 @@ def mark_breached(postgres: PostgresResource, claimed: steps.Claim) -> steps.Mar
 )
 def publish_breaches(postgres: PostgresResource, kafka: KafkaResource, marked: steps.Marked) -> steps.Published:
     """SPEC 5.6, 7.2."""
-    with _remedy_named():
-        return steps.publish_breaches(postgres.database(), kafka.relay, marked)
+    return steps.publish_breaches(postgres.database(), kafka.relay, marked)
 
 
 @dg.op(
@@ -132,8 +130,7 @@ def close_cycle(
     context: dg.OpExecutionContext, postgres: PostgresResource, published: steps.Published
 ) -> Iterator[dg.AssetCheckEvaluation | dg.Output[None]]:
     """SPEC 5.7, 9. Raises ``dagster.Failure``, after all else is recorded, if a row, a batch or the publishing failed."""
-    with _remedy_named():
-        report = steps.close_cycle(postgres.database(), SystemClock(), published)
+    report = steps.close_cycle(postgres.database(), SystemClock(), published)
     metadata = cycle_metadata(report)
     context.log.info(
         "marked %d in %d batches, published %d, backlog %s, %d errors, %.0f ms",
