@@ -6,7 +6,6 @@ The ops run in one process and hand values over in memory. Termination raises a 
 catches it, so the open batch rolls back and the run ends CANCELED.
 """
 
-import contextlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -71,20 +70,6 @@ def launchpad_config(config: CycleConfig) -> dict[str, Any]:
     return {"claim_overdue": {"config": dict(config)}}
 
 
-@contextlib.contextmanager
-def _remedy_named() -> Iterator[None]:
-    """Turn a pipeline error into a run failure that shows its message and the remedy.
-
-    ``from None``: Dagster stores the messages of an error's causes too, and the driver's can repeat a ticket's values.
-    """
-    try:
-        yield
-    except CycleLocked as locked:
-        raise dg.Failure(description=f"skipped: {locked}", allow_retries=False) from None
-    except SlaPipelineError as error:
-        raise dg.Failure(description=f"{error}\n{RE_EXECUTE_ALL}", allow_retries=False) from None
-
-
 @dg.op(
     description="Check clock and schema, then read once, in order, the tickets that are overdue.",
     tags={"sla/step": "claim"},
@@ -93,9 +78,14 @@ def _remedy_named() -> Iterator[None]:
 )
 def claim_overdue(context: dg.OpExecutionContext, config: CycleConfig, postgres: PostgresResource) -> steps.Claim:
     """SPEC 5.1 to 5.3. Fails the run when the single-runner lock keeps the cycle out: no success, no materialization."""
-    with _remedy_named():
+    try:
         given = CycleInput(config.batch_size, config.max_batches_per_cycle, config.tenant_id)
         return steps.claim_overdue(postgres.database(), SystemClock(), given, run_id=context.run_id)
+    # from None: Dagster stores the messages of an error's causes too, and a cause's can repeat a ticket's values
+    except CycleLocked as locked:
+        raise dg.Failure(description=f"skipped: {locked}", allow_retries=False) from None
+    except SlaPipelineError as error:
+        raise dg.Failure(description=f"{error}\n{RE_EXECUTE_ALL}", allow_retries=False) from None
 
 
 @dg.op(
