@@ -337,15 +337,24 @@ def test_terminate(site: Site, overdue: str) -> None:
     assert overdue not in breached_ids(site.support)
 
 
-def test_whatever_is_started_runs_after_what_is_under_way(site: Site, overdue: str) -> None:
-    """Runs by buttons have no tags: the queue's limit and the schedule's skip see them all the same."""
-    answers = [site.launch("__ASSET_JOB"), site.launch("ticket_sla_monitor")]
-    with dg.build_schedule_context(instance=site.instance, resources={"postgres": PostgresResource(url=site.worker_url)}) as context:
-        decision = monitor.ticket_sla_monitor_every_minute(context)
-    assert isinstance(decision, dg.SkipReason)
-    assert [site.ended(answer).status for answer in answers] == [dg.DagsterRunStatus.SUCCESS] * 2
-    first, second = sorted(site.span(answer["run"]["id"]) for answer in answers)
-    assert first[1] <= second[0]
+def test_whatever_is_started_waits_for_the_cycle_under_way(site: Site, overdue: str) -> None:
+    """Runs by buttons have no tags: the queue's limit and the schedule's skip see them all the same. The check waits for nothing."""
+    with site.gate_before(overdue):
+        first = site.launch("__ASSET_JOB")
+        site.wait_at_the_gate()
+        second = site.launch("ticket_sla_monitor")
+        check = site.launch("__ASSET_JOB", assets=False, checks=True)
+        # the queue is served in order: what stands behind the second run has left it
+        wait_until(
+            lambda: site.run(check["run"]["id"]).status is not dg.DagsterRunStatus.QUEUED,
+            what="the check's run to leave the queue",
+            seconds=_ENDS_SECONDS,
+        )
+        assert site.run(second["run"]["id"]).status is dg.DagsterRunStatus.QUEUED
+        with dg.build_schedule_context(instance=site.instance, resources={"postgres": PostgresResource(url=site.worker_url)}) as context:
+            assert isinstance(monitor.ticket_sla_monitor_every_minute(context), dg.SkipReason)
+    assert [site.ended(answer).status for answer in (first, second, check)] == [dg.DagsterRunStatus.SUCCESS] * 3
+    assert site.span(first["run"]["id"])[1] <= site.span(second["run"]["id"])[0]
     assert site.events_of(overdue) == 1
 
 
