@@ -9,8 +9,8 @@ import dagster as dg
 
 from sla_pipeline.event import EVENT_TOPIC
 from sla_pipeline.kafka.settings import BOOTSTRAP_SERVERS_VARIABLE, CLIENT_CONFIG_VARIABLE, TOPIC_VARIABLE
-from sla_pipeline.monitor.job import backlog_size, ticket_sla_cycle, ticket_sla_monitor, ticket_sla_monitor_every_minute
-from sla_pipeline.monitor.resources import KafkaResource, PostgresResource
+from sla_pipeline.monitor.job import backlog_size, sla_breaches, ticket_sla_monitor, ticket_sla_monitor_every_minute
+from sla_pipeline.monitor.resources import KafkaResource, PostgresResource, cycle_values
 from sla_pipeline.postgres.session import POSTGRES_URL, single_runner_from_environment
 from sla_pipeline.telemetry.logs import configure_logging
 
@@ -19,10 +19,13 @@ __all__ = ["defs"]
 configure_logging()
 
 defs = dg.Definitions(
-    assets=[ticket_sla_cycle],
+    assets=[sla_breaches],
     asset_checks=[backlog_size],
     jobs=[ticket_sla_monitor],
     schedules=[ticket_sla_monitor_every_minute],
+    # of all jobs, Dagster's own behind its buttons included: a process per op costs more than a second each, every minute, and the
+    # values between the ops are in memory
+    executor=dg.in_process_executor,
     resources={
         "postgres": PostgresResource(url=dg.EnvVar(POSTGRES_URL), single_runner=single_runner_from_environment()),
         "kafka": KafkaResource(
@@ -31,7 +34,7 @@ defs = dg.Definitions(
             # named only where it is set: Dagster refuses a run whose variable is missing
             client_config=dg.EnvVar(CLIENT_CONFIG_VARIABLE) if os.environ.get(CLIENT_CONFIG_VARIABLE) else "{}",
         ),
-        # values pass from op to op in memory; the default would leave a file per op and run
-        "io_manager": dg.mem_io_manager,
+        # for the ops of a cycle only: the location's other values go where Dagster stores them
+        "cycle_values": cycle_values,
     },
 )

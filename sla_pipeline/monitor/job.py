@@ -5,48 +5,51 @@ What belongs here: wiring of the ops and when they run. What does not: what they
 """
 
 import datetime as dt
+import logging
+import time
 
 import dagster as dg
+import psycopg
 
 from sla_pipeline.cycle import SystemClock
+from sla_pipeline.errors import SlaPipelineError
 from sla_pipeline.monitor import ops
 from sla_pipeline.monitor.resources import PostgresResource
-from sla_pipeline.postgres import tickets
+from sla_pipeline.postgres import journal, tickets
 
-__all__ = ["JOB_TAG", "backlog_size", "ticket_sla_cycle", "ticket_sla_monitor", "ticket_sla_monitor_every_minute"]
+__all__ = ["backlog_size", "sla_breaches", "ticket_sla_monitor", "ticket_sla_monitor_every_minute"]
 
-# Dagster sets no tag with a job's name; the limit of concurrent runs in dagster.yaml and the schedule's look-out both go by this one
-JOB_TAG = {"sla/job": "ticket_sla_monitor"}
-# a cycle aims at 30 s (SPEC 3.3); after this a run is taken for dead, or a lost one would hold back every later cycle
-_MAX_RUNTIME_SECONDS = 180
+log = logging.getLogger(__name__)
+
 # "no successful cycle for more than 5 minutes" (SPEC 9.5)
 _STALE_AFTER = dt.timedelta(minutes=5)
 _STALE_SOON_AFTER = dt.timedelta(minutes=3)
+# A run writes its journal row within a second of its start. One that has no row after this died before, or cannot write the journal
+# and is beyond its cycle's 30 s (SPEC 3.3); less than the minute between two ticks, so that the next tick can see it.
+_SECONDS_TO_JOURNAL = 45.0
 
 
-@dg.graph_multi_asset(
-    name="ticket_sla_cycle",
+def _with_freshness(asset: dg.AssetsDefinition) -> dg.AssetsDefinition:
+    """Set on the spec, because ``graph_asset`` takes no freshness policy."""
+    policy = dg.FreshnessPolicy.time_window(fail_window=_STALE_AFTER, warn_window=_STALE_SOON_AFTER)
+    return asset.map_asset_specs(lambda spec: dg.apply_freshness_policy(spec, policy))
+
+
+@_with_freshness
+@dg.graph_asset(
+    name="sla_breaches",
     group_name="sla_monitor",
-    outs={
-        "sla_breaches": dg.AssetOut(
-            description=(
-                "Tickets whose deadline has passed, each marked once in support.tickets and published once to Kafka. "
-                "Every materialization is one cycle."
-            ),
-            kinds={"postgres", "kafka"},
-            owners=["team:pin-platform-care"],
-        )
-    },
+    description=(
+        "Tickets whose deadline has passed, each marked once in support.tickets and published once to Kafka. "
+        "Every materialization is one cycle."
+    ),
+    config=ops.launchpad,
+    kinds={"postgres", "kafka"},
+    owners=["team:pin-platform-care"],
 )
-def _ticket_sla_cycle() -> dict[str, object]:
+def sla_breaches() -> object:
     """Claim, mark, publish, close."""
-    return {"sla_breaches": ops.close_cycle(ops.publish_breaches(ops.mark_breached(ops.claim_overdue())))}
-
-
-# set on the spec: a freshness policy that is given to `AssetOut` is lost in `graph_multi_asset`
-ticket_sla_cycle = _ticket_sla_cycle.map_asset_specs(
-    lambda spec: dg.apply_freshness_policy(spec, dg.FreshnessPolicy.time_window(fail_window=_STALE_AFTER, warn_window=_STALE_SOON_AFTER))
-)
+    return ops.close_cycle(ops.publish_breaches(ops.mark_breached(ops.claim_overdue())))
 
 
 @dg.asset_check(
@@ -68,11 +71,10 @@ ticket_sla_monitor = dg.define_asset_job(
     description="One cycle: find the tickets whose deadline has passed, mark each once, publish each once.",
     # the cycle records the check itself: as a step of its own it would count the backlog a second time every minute
     selection=dg.AssetSelection.assets(ops.BACKLOG_CHECK.asset_key).without_checks(),
-    # a process per op costs more than a second each, every minute
-    executor_def=dg.in_process_executor,
-    tags={"dagster/max_runtime": str(_MAX_RUNTIME_SECONDS), **JOB_TAG},
 )
 
+# what Dagster stores with every run, however started, that contains an op of the pool
+_CYCLES = {f".dagster/pool/{ops.CYCLE_POOL}": "true"}
 _UNDER_WAY = [
     dg.DagsterRunStatus.QUEUED,
     dg.DagsterRunStatus.NOT_STARTED,
@@ -88,11 +90,45 @@ _UNDER_WAY = [
     cron_schedule="* * * * *",
     execution_timezone="UTC",
     default_status=dg.DefaultScheduleStatus.RUNNING,
-    description="A cycle every minute, UTC; none while one is under way. Missed ticks are not caught up: a cycle takes all overdue.",
+    description=(
+        "A cycle every minute, UTC; none while one is under way, unless its process is dead. Missed ticks are not caught up:"
+        " a cycle takes all overdue."
+    ),
 )
-def ticket_sla_monitor_every_minute(context: dg.ScheduleEvaluationContext) -> dg.RunRequest | dg.SkipReason:
-    """SPEC 3.1."""
-    busy = context.instance.get_run_records(dg.RunsFilter(tags=JOB_TAG, statuses=_UNDER_WAY), limit=1)
-    if busy:
-        return dg.SkipReason(f"cycle {busy[0].dagster_run.run_id} is under way")
-    return dg.RunRequest()
+def ticket_sla_monitor_every_minute(
+    context: dg.ScheduleEvaluationContext, postgres: PostgresResource
+) -> dg.RunRequest | dg.SkipReason:
+    """SPEC 3.1. A run whose process died stays STARTED in Dagster, so it is reported failed here, and holds nothing back."""
+    alive = []
+    for record in context.instance.get_run_records(dg.RunsFilter(tags=_CYCLES, statuses=_UNDER_WAY)):
+        run = record.dagster_run
+        death = _death_of(record, postgres)
+        if death is None:
+            alive.append(run.run_id)
+        else:
+            log.warning("run reported failed", extra={"jobRunId": run.run_id, "reason": death})
+            # a run that is queued behind it gets its place
+            context.instance.report_run_failed(
+                run, f"{death} What it had committed stays; the next cycle, due now, takes the rest. Nothing need be done."
+            )
+    return dg.SkipReason(f"cycle {alive[0]} is under way") if alive else dg.RunRequest()
+
+
+def _death_of(record: dg.RunRecord, postgres: PostgresResource) -> str | None:
+    """Return how it shows that the run's process is dead; None when it may live.
+
+    A run that is not STARTED waits for Dagster, which bounds that (``run_monitoring`` in dagster.yaml). A database that does not
+    answer is no proof; the session's time-outs bound the look.
+    """
+    run = record.dagster_run
+    if run.status is not dg.DagsterRunStatus.STARTED:
+        return None
+    try:
+        with postgres.settings().session(purpose="schedule") as connection:
+            alive = journal.is_alive(connection, run.run_id)
+    except (SlaPipelineError, psycopg.Error) as error:
+        log.warning("liveness of a run is unknown", extra={"jobRunId": run.run_id, "error": type(error).__name__})
+        return None
+    if alive is None and time.time() - (record.start_time or 0) > _SECONDS_TO_JOURNAL:
+        return f"The run's process is dead: it wrote no row to support.ticket_sla_cycles in {_SECONDS_TO_JOURNAL:g} s."
+    return None if alive is not False else "The run's process is dead: its row in support.ticket_sla_cycles is not locked."

@@ -6,78 +6,133 @@ The ops run in one process and hand values over in memory. Termination raises a 
 catches it, so the open batch rolls back and the run ends CANCELED.
 """
 
+import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 import dagster as dg
 from pydantic import Field, ValidationInfo, field_validator
 
 from sla_pipeline.cycle import BATCH_SIZE, MAX_BATCHES_PER_CYCLE, CycleInput, SystemClock
-from sla_pipeline.errors import CycleLocked
+from sla_pipeline.errors import CycleLocked, InputError, SlaPipelineError
 from sla_pipeline.monitor import steps
-from sla_pipeline.monitor.resources import KafkaResource, PostgresResource
+from sla_pipeline.monitor.resources import RE_EXECUTE_ALL, KafkaResource, PostgresResource
 
-__all__ = ["BACKLOG_CHECK", "CycleConfig", "backlog_evaluation", "claim_overdue", "close_cycle", "mark_breached", "publish_breaches"]
+__all__ = [
+    "BACKLOG_CHECK",
+    "CYCLE_POOL",
+    "CycleConfig",
+    "backlog_evaluation",
+    "claim_overdue",
+    "close_cycle",
+    "launchpad",
+    "mark_breached",
+    "publish_breaches",
+]
 
 BACKLOG_CHECK = dg.AssetCheckKey(dg.AssetKey("sla_breaches"), "backlog_size")
+# one run at a time holds the pool (dagster.yaml). On every op: a run may be started with a part of them
+CYCLE_POOL = "ticket_sla_cycle"
+# a run's page is read by a person; the journal and the log have them all
+_ERRORS_SHOWN = 20
 
 
 class CycleConfig(dg.Config):
-    """What a person may set in the launchpad (SPEC 4)."""
+    """What a person may set in the launchpad (SPEC 4).
 
-    batch_size: int = Field(
+    The fields are untyped for Dagster, so that ``CycleInput`` alone judges them: Dagster's own refusal of a type names no range.
+    """
+
+    batch_size: Any = Field(
         default=BATCH_SIZE.default,
-        description="Tickets marked in one transaction, 1 to 1000; outside of it the run fails before anything is touched.",
+        description=f"Tickets marked in one transaction, {BATCH_SIZE.low} to {BATCH_SIZE.high}.",
     )
-    max_batches_per_cycle: int = Field(
+    max_batches_per_cycle: Any = Field(
         default=MAX_BATCHES_PER_CYCLE.default,
-        description="Batches in one cycle, 1 to 200; what is overdue beyond them waits for the next cycle.",
+        description=f"Batches in one cycle, {MAX_BATCHES_PER_CYCLE.low} to {MAX_BATCHES_PER_CYCLE.high};"
+        " what is overdue beyond them waits for the next cycle.",
     )
-    tenant_id: str | None = Field(
+    tenant_id: Any = Field(
         default=None, description="Only this tenant's tickets, a UUID; left out for all. For diagnosis and manual runs."
     )
 
     @field_validator("*", mode="before")
     @classmethod
     def _usable(cls, value: object, info: ValidationInfo) -> object:
-        """Raises ``InputError``, which pydantic lets pass as it is: the run's page shows field, value and range, and no more."""
-        CycleInput(**{str(info.field_name): value})  # type: ignore[arg-type]  # what it is, is the question
+        """Raises Dagster's own refusal, which Dagster and pydantic pass on as it is: the dialog reads field, value and range."""
+        try:
+            CycleInput(**{str(info.field_name): value})  # type: ignore[arg-type]  # CycleInput checks the type
+        except InputError as error:
+            raise dg.DagsterInvalidConfigError(str(error), errors=[], config_value=value) from None
         return value
 
 
-@dg.op(description="Check clock and schema, then read once, in order, the tickets that are overdue.", tags={"sla/step": "claim"})
-def claim_overdue(context: dg.OpExecutionContext, config: CycleConfig, postgres: PostgresResource) -> steps.Claim:
-    """SPEC 5.1 to 5.3. A cycle that the single-runner lock keeps out is no success: it fails here, and nothing is materialized."""
-    given = CycleInput(config.batch_size, config.max_batches_per_cycle, config.tenant_id)
+@dg.config_mapping
+def launchpad(config: CycleConfig) -> dict[str, Any]:
+    """Config of the asset, ``ops.sla_breaches.config``, for its first op. Refuses a bad value before there is a run."""
+    return {"claim_overdue": {"config": dict(config)}}
+
+
+@contextlib.contextmanager
+def _remedy_named() -> Iterator[None]:
+    """An error of ours fails the run in its own words and with what to press, in place of a traceback."""
     try:
-        return steps.claim_overdue(postgres.database(), SystemClock(), given, run_id=context.run_id)
+        yield
     except CycleLocked as locked:
-        raise dg.Failure(description=f"skipped: {locked}", allow_retries=False) from None
-
-
-@dg.op(description="Mark them batch by batch, flag and breach record in one transaction.", tags={"sla/step": "mark"})
-def mark_breached(postgres: PostgresResource, claimed: steps.Claim) -> steps.Marked:
-    """SPEC 5.4 to 5.6."""
-    return steps.mark_breached(postgres.database(), claimed)
+        raise dg.Failure(description=f"skipped: {locked}", allow_retries=False) from locked
+    except SlaPipelineError as error:
+        raise dg.Failure(description=f"{error}\n{RE_EXECUTE_ALL}", allow_retries=False) from error
 
 
 @dg.op(
-    description="Publish every breach record that waits, each exactly once, those of earlier cycles first.", tags={"sla/step": "publish"}
+    description="Check clock and schema, then read once, in order, the tickets that are overdue.",
+    tags={"sla/step": "claim"},
+    pool=CYCLE_POOL,
+    out=dg.Out(io_manager_key="cycle_values"),
+)
+def claim_overdue(context: dg.OpExecutionContext, config: CycleConfig, postgres: PostgresResource) -> steps.Claim:
+    """SPEC 5.1 to 5.3. A cycle that the single-runner lock keeps out is no success: it fails, and nothing is materialized."""
+    with _remedy_named():
+        given = CycleInput(config.batch_size, config.max_batches_per_cycle, config.tenant_id)
+        return steps.claim_overdue(postgres.database(), SystemClock(), given, run_id=context.run_id)
+
+
+@dg.op(
+    description="Mark them batch by batch, flag and breach record in one transaction.",
+    tags={"sla/step": "mark"},
+    pool=CYCLE_POOL,
+    out=dg.Out(io_manager_key="cycle_values"),
+)
+def mark_breached(postgres: PostgresResource, claimed: steps.Claim) -> steps.Marked:
+    """SPEC 5.4 to 5.6."""
+    with _remedy_named():
+        return steps.mark_breached(postgres.database(), claimed)
+
+
+@dg.op(
+    description="Publish every breach record that waits, each exactly once, those of earlier cycles first.",
+    tags={"sla/step": "publish"},
+    pool=CYCLE_POOL,
+    out=dg.Out(io_manager_key="cycle_values"),
 )
 def publish_breaches(postgres: PostgresResource, kafka: KafkaResource, marked: steps.Marked) -> steps.Published:
     """SPEC 5.6, 7.2."""
-    return steps.publish_breaches(postgres.database(), kafka.relay, marked)
+    with _remedy_named():
+        return steps.publish_breaches(postgres.database(), kafka.relay, marked)
 
 
 @dg.op(
     description="Count the backlog, write the journal, and fail the run if anything in it failed.",
     tags={"sla/step": "close"},
+    pool=CYCLE_POOL,
     out=dg.Out(dg.Nothing),
 )
 def close_cycle(
     context: dg.OpExecutionContext, postgres: PostgresResource, published: steps.Published
 ) -> Iterator[dg.AssetCheckEvaluation | dg.Output[None]]:
-    """SPEC 5.7, 9. Raises ``dagster.Failure``, after all else was done and recorded, when a row, a batch or the publishing failed."""
-    report = steps.close_cycle(postgres.database(), SystemClock(), published)
+    """SPEC 5.7, 9. Raises ``dagster.Failure``, after all else was recorded, when a row, a batch or the publishing failed."""
+    with _remedy_named():
+        report = steps.close_cycle(postgres.database(), SystemClock(), published)
     metadata = cycle_metadata(report)
     context.log.info(
         "marked %d in %d batches, published %d, backlog %s, %d errors, %.0f ms",
@@ -93,12 +148,9 @@ def close_cycle(
         # `context.log_event` is lost when the op raises
         yield backlog_evaluation(report.backlog)
     if report.errors:
-        raise dg.Failure(description="\n".join(report.errors[:_ERRORS_SHOWN]), metadata=metadata, allow_retries=False)
+        shown = [*report.errors[:_ERRORS_SHOWN], RE_EXECUTE_ALL]
+        raise dg.Failure(description="\n".join(shown), metadata=metadata, allow_retries=False)
     yield dg.Output(None, metadata=metadata)
-
-
-# a run's page is read by a person; the journal and the log have them all
-_ERRORS_SHOWN = 20
 
 
 def backlog_evaluation(backlog: int) -> dg.AssetCheckEvaluation:

@@ -1,4 +1,4 @@
-"""Dagster's resources: Postgres and Kafka as the ops get them, opened at first use, closed at the end of the run.
+"""Dagster's resources: Postgres and Kafka, opened at first use, closed at the end of the run; the values between the ops.
 
 What belongs here: carrying settings from the environment into a run. What does not: connecting (``postgres/``, ``kafka/``).
 """
@@ -13,7 +13,13 @@ from sla_pipeline.kafka.settings import BOOTSTRAP_SERVERS_VARIABLE, CLIENT_CONFI
 from sla_pipeline.monitor.steps import Database
 from sla_pipeline.postgres.session import PostgresSettings
 
-__all__ = ["KafkaResource", "PostgresResource"]
+__all__ = ["RE_EXECUTE_ALL", "KafkaResource", "PostgresResource", "cycle_values"]
+
+# what a person may press after a failed run; the names are those of the run's page
+RE_EXECUTE_ALL = (
+    'Press "Re-execute all" ("All steps in root run" in its menu) for a whole cycle now; the next one starts within a minute anyway.'
+    " A cycle takes all that is overdue or waits to be published, and doubles nothing."
+)
 
 
 class PostgresResource(dg.ConfigurableResource[Any]):
@@ -26,10 +32,14 @@ class PostgresResource(dg.ConfigurableResource[Any]):
 
     _database: Database | None = PrivateAttr(default=None)
 
+    def settings(self) -> PostgresSettings:
+        """Validated. Raises ``ConfigurationError`` for a malformed URL."""
+        return PostgresSettings(self.url)
+
     def database(self) -> Database:
         """The run's session, opened at its first use. Raises ``ConfigurationError`` for a malformed URL."""
         if self._database is None:
-            self._database = Database(PostgresSettings(self.url), single_runner=self.single_runner)
+            self._database = Database(self.settings(), single_runner=self.single_runner)
         return self._database
 
     def teardown_after_execution(self, context: dg.InitResourceContext) -> None:
@@ -69,3 +79,36 @@ class KafkaResource(dg.ConfigurableResource[Any]):
         if self._relay is not None:
             self._relay.close()
             self._relay = None
+
+
+class CycleValues(dg.IOManager):
+    """Keeps what one op of a cycle hands to the next, in memory, for as long as the run lasts.
+
+    Not Dagster's own ``mem_io_manager``: with it a re-execution from failure ends with an advice to store the values, which are
+    worthless in another run: another cycle has another time, and other operators have answered.
+    """
+
+    def __init__(self) -> None:
+        self._values: dict[tuple[str, ...], object] = {}
+
+    def handle_output(self, context: dg.OutputContext, obj: object) -> None:
+        """Keep the value."""
+        self._values[tuple(context.get_identifier())] = obj
+
+    def load_input(self, context: dg.InputContext) -> object:
+        """Return the value. Raises ``dagster.Failure`` for one that was made in another run."""
+        assert context.upstream_output is not None  # noqa: S101  no input of a cycle's op comes from outside of it
+        identifier = tuple(context.upstream_output.get_identifier())
+        if identifier not in self._values:
+            raise dg.Failure(
+                description=f"This run does not hold what step {context.upstream_output.step_key} of run"
+                f" {context.upstream_output.run_id} has found: a cycle cannot be continued. {RE_EXECUTE_ALL}",
+                allow_retries=False,
+            )
+        return self._values[identifier]
+
+
+@dg.io_manager(description="Values between the ops of a cycle, in memory; none of them outlives its run.")
+def cycle_values() -> CycleValues:
+    """An empty one per run."""
+    return CycleValues()

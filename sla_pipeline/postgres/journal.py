@@ -12,7 +12,7 @@ from psycopg import sql
 
 from sla_pipeline.cycle import CycleInput
 
-__all__ = ["CycleEnd", "finish", "start", "sweep_abandoned"]
+__all__ = ["CycleEnd", "finish", "is_alive", "start", "sweep_abandoned"]
 
 # the first half of the two-part advisory lock that shows a cycle is alive; the number has no meaning
 _LIVENESS_CLASS = 740_551
@@ -30,6 +30,21 @@ update support.ticket_sla_cycles set state = 'abandoned', finished_at = clock_ti
 where state = 'running' and pg_try_advisory_xact_lock(%s, id::bit(32)::integer)
 returning id, run_id
 """
+
+# Index: ticket_sla_cycles_started. No run lasts an hour. The lock is taken for this statement's transaction only, and shared, so that
+# two processes that look at once do not take each other for the cycle.
+_IS_ALIVE = """
+select case state
+    when 'running' then not pg_try_advisory_xact_lock_shared(%(liveness_class)s, id::bit(32)::integer)
+    when 'abandoned' then false
+    else finished_at > clock_timestamp() - make_interval(secs => %(ending_seconds)s)
+end
+from support.ticket_sla_cycles
+where run_id = %(run_id)s and started_at > clock_timestamp() - interval '1 hour'
+order by id desc limit 1
+"""
+# a cycle that has closed its row has only its run's end left to report: milliseconds
+_ENDING_SECONDS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +82,14 @@ _FINISH = sql.SQL(
 def sweep_abandoned(connection: psycopg.Connection) -> list[tuple[int, str]]:
     """Close the rows of cycles whose process is dead, and return their ``(cycle_id, run_id)``."""
     return connection.execute(_SWEEP, (_LIVENESS_CLASS,)).fetchall()
+
+
+def is_alive(connection: psycopg.Connection, run_id: str) -> bool | None:
+    """Report whether the run's process lives: its row is locked, or was closed just now. None when the run has no row."""
+    row = connection.execute(
+        _IS_ALIVE, {"liveness_class": _LIVENESS_CLASS, "ending_seconds": _ENDING_SECONDS, "run_id": run_id}
+    ).fetchone()
+    return None if row is None else bool(row[0])
 
 
 def start(connection: psycopg.Connection, *, run_id: str, now_utc: datetime, given: CycleInput) -> int:

@@ -3,6 +3,7 @@
 What belongs here: what several of these tests need. What does not: the cycle's own fixtures (``integration/conftest.py``).
 """
 
+import contextlib
 import importlib
 import os
 import shutil
@@ -58,13 +59,21 @@ def ephemeral() -> Iterator[dg.DagsterInstance]:
 @pytest.fixture
 def home(environment: Mapping[str, str], postgres_server_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A Dagster home with the repository's dagster.yaml, its storage an empty database of its own."""
-    name = f"dagster_{uuid.uuid4().hex}"
-    with psycopg.connect(postgres_server_url, autocommit=True) as server:
-        server.execute(sql.SQL("create database {}").format(sql.Identifier(name)))
+    with database(postgres_server_url, "dagster") as url:
         shutil.copy(REPOSITORY / "dagster.yaml", tmp_path)
         monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
-        monkeypatch.setenv("DAGSTER_POSTGRES_URL", urlsplit(postgres_server_url)._replace(path=f"/{name}").geturl())
+        monkeypatch.setenv("DAGSTER_POSTGRES_URL", url)
         yield tmp_path
+
+
+@contextlib.contextmanager
+def database(server_url: str, name: str, *, template: str = "template1") -> Iterator[str]:
+    """A database of the caller's own, dropped at the end, whoever is still connected; yields its URL."""
+    name = f"{name}_{uuid.uuid4().hex}"
+    create = sql.SQL("create database {} template {}").format(sql.Identifier(name), sql.Identifier(template))
+    with psycopg.connect(server_url, autocommit=True) as server:
+        server.execute(create)
+        yield urlsplit(server_url)._replace(path=f"/{name}").geturl()
         server.execute(sql.SQL("drop database {} with (force)").format(sql.Identifier(name)))
 
 
@@ -78,4 +87,4 @@ def instance(home: Path) -> Iterator[dg.DagsterInstance]:
 
 def launchpad(**config: object) -> dict[str, object]:
     """A run config as a person types it into the launchpad."""
-    return {"ops": {"ticket_sla_cycle": {"ops": {"claim_overdue": {"config": config}}}}}
+    return {"ops": {"sla_breaches": {"config": config}}}

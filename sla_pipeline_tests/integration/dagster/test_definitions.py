@@ -5,14 +5,13 @@ import importlib
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import dagster as dg
 import pytest
 import yaml  # type: ignore[import-untyped]  # Dagster brings it, without types
-from dagster._core.remote_origin import RegisteredCodeLocationOrigin, RemoteJobOrigin, RemoteRepositoryOrigin
 
 from sla_pipeline.monitor import job as monitor
 from sla_pipeline_tests.integration.dagster.conftest import CHECK, REPOSITORY
@@ -23,13 +22,6 @@ def definitions() -> dg.Definitions:
     """The repository's definitions; what they are does not depend on the environment."""
     defs: dg.Definitions = importlib.import_module("sla_pipeline.definitions").defs
     return defs
-
-
-@pytest.fixture
-def stored(tmp_path: Path) -> Iterator[dg.DagsterInstance]:
-    """An instance that keeps its runs in files, since a schedule's context needs one that it can open anew."""
-    with dg.DagsterInstance.local_temp(str(tmp_path)) as instance:
-        yield instance
 
 
 # each command loads Dagster twice, which takes long on a loaded machine
@@ -81,15 +73,8 @@ def test_everything_has_a_description_and_every_asset_a_group(definitions: dg.De
     assert [name for name, text in described.items() if not text] == []
 
 
-def test_every_config_field_and_resource_field_is_described(definitions: dg.Definitions, job: dg.JobDefinition) -> None:
-    fields = job.graph.node_named("ticket_sla_cycle").definition.node_named("claim_overdue").definition.config_schema.config_type.fields  # type: ignore[attr-defined]
-    assert set(fields) == {"batch_size", "max_batches_per_cycle", "tenant_id"}
-    assert all(field.description for field in fields.values())
-    assert {name: field.default_value for name, field in fields.items() if field.default_provided} == {
-        "batch_size": 500,
-        "max_batches_per_cycle": 20,
-        "tenant_id": None,
-    }
+def test_every_resource_field_is_described(definitions: dg.Definitions) -> None:
+    """The launchpad's fields are in ``test_launchpad.py``."""
     for resource in (definitions.resources or {}).values():
         if isinstance(resource, dg.ConfigurableResource):
             assert all(field.description for field in type(resource).model_fields.values())
@@ -100,47 +85,28 @@ def test_the_asset_is_late_after_five_minutes_without_a_successful_cycle(definit
     assert spec.freshness_policy == dg.FreshnessPolicy.time_window(fail_window=dt.timedelta(minutes=5), warn_window=dt.timedelta(minutes=3))
 
 
-def test_one_cycle_at_a_time_by_tag(job: dg.JobDefinition) -> None:
-    """Dagster limits by tag only, so the job must carry the one that dagster.yaml limits."""
-    instance_config: Mapping[str, Any] = yaml.safe_load((REPOSITORY / "dagster.yaml").read_text())
-    assert instance_config["concurrency"]["runs"]["tag_concurrency_limits"] == [
-        {"key": "sla/job", "value": "ticket_sla_monitor", "limit": 1}
-    ]
-    assert {"sla/job": "ticket_sla_monitor", "dagster/max_runtime": "180"}.items() <= job.tags.items()
-    assert instance_config["run_monitoring"]["enabled"] is True
+def test_one_cycle_at_a_time_whatever_starts_it(definitions: dg.Definitions) -> None:
+    """The limit counts runs that contain an op of the pool, so every op of a cycle is in it, and nothing else is."""
+    settings: Mapping[str, Any] = yaml.safe_load((REPOSITORY / "dagster.yaml").read_text())
+    assert settings["concurrency"] == {"pools": {"granularity": "run", "default_limit": 1}}
+    ops = definitions.resolve_implicit_global_asset_job_def().all_node_defs
+    pools = {op.name: op.pool for op in ops if isinstance(op, dg.OpDefinition)}
+    cycle = ("claim_overdue", "mark_breached", "publish_breaches", "close_cycle")
+    assert pools == {**dict.fromkeys(cycle, "ticket_sla_cycle"), "sla_breaches_backlog_size": None}
 
 
-def test_the_job_is_the_asset_alone_in_one_process(job: dg.JobDefinition) -> None:
+def test_every_job_of_the_location_runs_in_one_process(definitions: dg.Definitions) -> None:
+    """The one behind the buttons Materialize and Execute as well."""
+    assert definitions.resolve_implicit_global_asset_job_def().executor_def is dg.in_process_executor
+    assert definitions.resolve_job_def("ticket_sla_monitor").executor_def is dg.in_process_executor
+
+
+def test_the_job_is_the_asset_alone(job: dg.JobDefinition) -> None:
     """The check is not a step of it: the cycle records it."""
-    assert job.executor_def is dg.in_process_executor
-    assert [node.name for node in job.nodes] == ["ticket_sla_cycle"]
+    assert [node.name for node in job.nodes] == ["sla_breaches"]
 
 
 def test_the_schedule_runs_every_minute_in_utc() -> None:
     schedule = monitor.ticket_sla_monitor_every_minute
     assert (schedule.cron_schedule, schedule.execution_timezone) == ("* * * * *", "UTC")
     assert schedule.default_status is dg.DefaultScheduleStatus.RUNNING
-
-
-def test_the_schedule_skips_exactly_while_a_cycle_is_under_way(stored: dg.DagsterInstance) -> None:
-    """Whoever launched it; a run that has ended, in whatever way, holds nothing back."""
-    repository = RemoteRepositoryOrigin(RegisteredCodeLocationOrigin("sla_pipeline"), "__repository__")
-    skipped = []
-    for status in dg.DagsterRunStatus:
-        run = stored.add_run(
-            dg.DagsterRun(
-                job_name="ticket_sla_monitor",
-                status=status,
-                tags=dict(monitor.JOB_TAG),
-                remote_job_origin=RemoteJobOrigin(repository, "ticket_sla_monitor"),
-            )
-        )
-        with dg.build_schedule_context(instance=stored) as context:
-            decision = monitor.ticket_sla_monitor_every_minute(context)
-        if isinstance(decision, dg.SkipReason):
-            assert decision.skip_message == f"cycle {run.run_id} is under way"
-            skipped.append(status.value)
-        else:
-            assert isinstance(decision, dg.RunRequest)
-        stored.delete_run(run.run_id)
-    assert sorted(skipped) == ["CANCELING", "NOT_STARTED", "QUEUED", "STARTED", "STARTING"]

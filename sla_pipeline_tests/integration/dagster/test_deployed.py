@@ -51,7 +51,7 @@ def test_each_kind_end_to_end(support: Support, home: Path, instance: dg.Dagster
 
     run = _succeeded(instance)[-1]
     assert run.tags["dagster/schedule_name"] == "ticket_sla_monitor_every_minute"
-    assert run.tags["sla/job"] == "ticket_sla_monitor"
+    assert run.job_name == "ticket_sla_monitor"
     (materialized,) = instance.fetch_materializations(CHECK.asset_key, limit=1, ascending=True).records
     assert materialized.run_id == run.run_id
     assert materialized.asset_materialization is not None

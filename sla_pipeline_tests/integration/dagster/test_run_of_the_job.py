@@ -1,6 +1,9 @@
 """A run of the job: what Dagster is told of a cycle, when it succeeds and when it fails (SPEC 5.7, 9)."""
 
+import importlib
+from collections.abc import Mapping
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import dagster as dg
@@ -8,6 +11,7 @@ import psycopg
 import pytest
 
 from sla_pipeline.embedded.ports import free_ports
+from sla_pipeline.monitor.resources import RE_EXECUTE_ALL
 from sla_pipeline_tests.integration.conftest import Events
 from sla_pipeline_tests.integration.dagster.conftest import CHECK, launchpad
 from sla_pipeline_tests.tickets import RESOLUTION_OVERDUE, TENANT, breached_ids, make_ticket, make_tickets
@@ -33,7 +37,7 @@ def test_a_cycle_is_a_materialization_with_all_its_numbers(
 
     result = job.execute_in_process(instance=ephemeral)
 
-    (materialization,) = result.asset_materializations_for_node("ticket_sla_cycle.close_cycle")
+    (materialization,) = result.asset_materializations_for_node("sla_breaches.close_cycle")
     metadata = _metadata(materialization.metadata)
     durations = [metadata.pop(f"{name}_ms") for name in ("claim", "mark", "publish", "duration")]
     assert all(duration > 0 for duration in durations)
@@ -107,10 +111,11 @@ def test_a_failing_publish_fails_the_run_at_its_end(
 
     assert not result.success
     (failure,) = [event for event in result.all_events if event.is_step_failure]
-    assert failure.step_key == "ticket_sla_cycle.close_cycle"
+    assert failure.step_key == "sla_breaches.close_cycle"
     user_failure = failure.step_failure_data.user_failure_data
     assert user_failure is not None
     assert user_failure.description is not None
+    assert user_failure.description.endswith(f"\n{RE_EXECUTE_ALL}")
     assert user_failure.description.startswith(f"publishing failed: Kafka at 127.0.0.1:{port} did not answer as expected while ")
     assert {name: user_failure.metadata[name].value for name in ("processed", "published", "errors")} == {
         "processed": 3,
@@ -134,7 +139,8 @@ def test_a_bad_row_fails_the_run_at_its_end_in_words_without_its_values(
     with pytest.raises(dg.Failure) as raised:
         job.execute_in_process(instance=ephemeral)
     assert raised.value.description == (
-        f"ticket BAD-1 ({bad}) set aside: the event cannot be built: priority: Input should be 'Critical', 'High', 'Normal' or 'Low'"
+        f"ticket BAD-1 ({bad}) set aside: the event cannot be built: priority: Input should be 'Critical', 'High', 'Normal' or 'Low'\n"
+        f"{RE_EXECUTE_ALL}"
     )
     assert raised.value.allow_retries is False
     assert breached_ids(support) == {good}
@@ -146,10 +152,54 @@ def test_a_wrong_database_fails_the_run_at_once_and_once(
     monkeypatch.setenv("SLA_POSTGRES_URL", postgres_server_url)
     result = job.execute_in_process(instance=ephemeral, raise_on_error=False)
     failures = [event for event in result.all_events if event.is_step_failure]
-    assert [event.step_key for event in failures] == ["ticket_sla_cycle.claim_overdue"]
-    assert failures[0].step_failure_data.error is not None
-    assert "is not migrated; run `sla-pipeline migrate` as its owner" in str(failures[0].step_failure_data.error.cause)
+    assert [event.step_key for event in failures] == ["sla_breaches.claim_overdue"]
+    (user_failure,) = [failure.step_failure_data.user_failure_data for failure in failures]
+    assert user_failure is not None
+    assert user_failure.description is not None
+    assert "is not migrated; run `sla-pipeline migrate` as its owner" in user_failure.description
+    assert user_failure.description.endswith(f"\n{RE_EXECUTE_ALL}")
     assert not [event for event in result.all_events if event.event_type is dg.DagsterEventType.STEP_UP_FOR_RETRY]
+
+
+def test_a_cycle_that_the_single_runner_lock_keeps_out_is_no_success(
+    support: Support, environment: Mapping[str, str], ephemeral: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hung holder of the lock must not hide that there is no successful cycle: no materialization, and the run says why."""
+    make_ticket(support, **_FIRST_RESPONSE_OVERDUE)
+    monkeypatch.setenv("SLA_SINGLE_RUNNER", "1")
+    job = importlib.reload(importlib.import_module("sla_pipeline.definitions")).defs.resolve_job_def("ticket_sla_monitor")
+    support.execute("select pg_advisory_lock(hashtextextended('Pin:lock:job:scheduled:support-ticket-sla-monitor', 0))")
+    result = job.execute_in_process(instance=ephemeral, raise_on_error=False)
+    (failure,) = [event for event in result.all_events if event.is_step_failure]
+    assert failure.step_key == "sla_breaches.claim_overdue"
+    assert failure.step_failure_data.user_failure_data is not None
+    assert failure.step_failure_data.user_failure_data.description == (
+        "skipped: another runner holds the advisory lock 'Pin:lock:job:scheduled:support-ticket-sla-monitor':"
+        " this cycle is left to it"
+    )
+    assert [run.status for run in ephemeral.get_runs()] == [dg.DagsterRunStatus.FAILURE]
+    assert ephemeral.get_latest_materialization_event(CHECK.asset_key) is None
+    assert ephemeral.get_latest_asset_check_evaluation_record(CHECK) is None
+    assert breached_ids(support) == set()
+
+    support.execute("select pg_advisory_unlock_all()")
+    assert job.execute_in_process(instance=ephemeral).success
+    assert ephemeral.get_latest_materialization_event(CHECK.asset_key) is not None
+
+
+def test_another_asset_of_the_location_keeps_its_value(definitions: dg.Definitions, tmp_path: Path) -> None:
+    """Only the ops of a cycle pass their values in memory: what another asset returns is stored, for other processes too."""
+
+    @dg.asset
+    def answer() -> int:
+        return 42
+
+    both = dg.Definitions.merge(definitions, dg.Definitions(assets=[answer]))
+    with dg.DagsterInstance.local_temp(str(tmp_path)) as instance:
+        job = both.resolve_implicit_global_asset_job_def().get_subset(asset_selection={dg.AssetKey("answer")})
+        assert job.execute_in_process(instance=instance).success
+    with dg.DagsterInstance.local_temp(str(tmp_path)) as another_process:
+        assert both.get_repository_def().load_asset_value("answer", instance=another_process) == 42
 
 
 def test_a_missing_variable_is_named(job: dg.JobDefinition, ephemeral: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch) -> None:
