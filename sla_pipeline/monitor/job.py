@@ -95,9 +95,7 @@ _UNDER_WAY = [
         " a cycle takes all overdue."
     ),
 )
-def ticket_sla_monitor_every_minute(
-    context: dg.ScheduleEvaluationContext, postgres: PostgresResource
-) -> dg.RunRequest | dg.SkipReason:
+def ticket_sla_monitor_every_minute(context: dg.ScheduleEvaluationContext, postgres: PostgresResource) -> dg.RunRequest | dg.SkipReason:
     """SPEC 3.1. A run whose process died stays STARTED in Dagster, so it is reported failed here, and holds nothing back."""
     alive = []
     for record in context.instance.get_run_records(dg.RunsFilter(tags=_CYCLES, statuses=_UNDER_WAY)):

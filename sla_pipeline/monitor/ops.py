@@ -52,9 +52,7 @@ class CycleConfig(dg.Config):
         description=f"Batches in one cycle, {MAX_BATCHES_PER_CYCLE.low} to {MAX_BATCHES_PER_CYCLE.high};"
         " what is overdue beyond them waits for the next cycle.",
     )
-    tenant_id: Any = Field(
-        default=None, description="Only this tenant's tickets, a UUID; left out for all. For diagnosis and manual runs."
-    )
+    tenant_id: Any = Field(default=None, description="Only this tenant's tickets, a UUID; left out for all. For diagnosis and manual runs.")
 
     @field_validator("*", mode="before")
     @classmethod

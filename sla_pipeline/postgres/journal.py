@@ -86,9 +86,7 @@ def sweep_abandoned(connection: psycopg.Connection) -> list[tuple[int, str]]:
 
 def is_alive(connection: psycopg.Connection, run_id: str) -> bool | None:
     """Report whether the run's process lives: its row is locked, or was closed just now. None when the run has no row."""
-    row = connection.execute(
-        _IS_ALIVE, {"liveness_class": _LIVENESS_CLASS, "ending_seconds": _ENDING_SECONDS, "run_id": run_id}
-    ).fetchone()
+    row = connection.execute(_IS_ALIVE, {"liveness_class": _LIVENESS_CLASS, "ending_seconds": _ENDING_SECONDS, "run_id": run_id}).fetchone()
     return None if row is None else bool(row[0])
 
 

@@ -35,15 +35,11 @@ def test_batch_size_out_of_range(value: object, support: Support, job: dg.JobDef
 
 
 @pytest.mark.parametrize("value", [0, 201, None, "many", 2.5, True])
-def test_max_batches_per_cycle_out_of_range(
-    value: object, support: Support, job: dg.JobDefinition, ephemeral: dg.DagsterInstance
-) -> None:
+def test_max_batches_per_cycle_out_of_range(value: object, support: Support, job: dg.JobDefinition, ephemeral: dg.DagsterInstance) -> None:
     _refused("max_batches_per_cycle", value, "from 1 to 200 (default 20)", support, job, ephemeral)
 
 
-def _refused(
-    field: str, value: object, allowed: str, support: Support, job: dg.JobDefinition, ephemeral: dg.DagsterInstance
-) -> None:
+def _refused(field: str, value: object, allowed: str, support: Support, job: dg.JobDefinition, ephemeral: dg.DagsterInstance) -> None:
     """Of whatever type: by field, value and range, before there is a run."""
     make_ticket(support, first_response_due_at="2026-01-01T00:00:00Z")
     before = _untouched(support)

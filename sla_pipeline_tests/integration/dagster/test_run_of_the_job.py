@@ -174,8 +174,7 @@ def test_a_cycle_that_the_single_runner_lock_keeps_out_is_no_success(
     assert failure.step_key == "sla_breaches.claim_overdue"
     assert failure.step_failure_data.user_failure_data is not None
     assert failure.step_failure_data.user_failure_data.description == (
-        "skipped: another runner holds the advisory lock 'Pin:lock:job:scheduled:support-ticket-sla-monitor':"
-        " this cycle is left to it"
+        "skipped: another runner holds the advisory lock 'Pin:lock:job:scheduled:support-ticket-sla-monitor': this cycle is left to it"
     )
     assert [run.status for run in ephemeral.get_runs()] == [dg.DagsterRunStatus.FAILURE]
     assert ephemeral.get_latest_materialization_event(CHECK.asset_key) is None

@@ -170,9 +170,7 @@ def test_a_live_run_behind_a_dead_one_holds_the_tick_back(stored: dg.DagsterInst
 
 
 @pytest.mark.parametrize("url", ["postgresql://worker:x@127.0.0.1:1/support", "mysql://worker@db/support"])
-def test_a_database_that_does_not_answer_proves_nothing(
-    url: str, stored: dg.DagsterInstance, decide: Callable[[str], Decision]
-) -> None:
+def test_a_database_that_does_not_answer_proves_nothing(url: str, stored: dg.DagsterInstance, decide: Callable[[str], Decision]) -> None:
     run = _run(stored, dg.DagsterRunStatus.STARTED, started_seconds_ago=50)
     began = time.monotonic()
     assert isinstance(decide(url), dg.SkipReason)
