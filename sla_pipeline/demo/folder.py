@@ -13,7 +13,15 @@ import sqlalchemy.exc
 
 from sla_pipeline.embedded import ServiceError, UnusableState
 from sla_pipeline.embedded.supervision import exclusive
-from sla_pipeline.errors import DatabaseError, DatabaseUnavailable, FailClosed, InputError, KafkaError, KafkaUnavailable
+from sla_pipeline.errors import (
+    DatabaseError,
+    DatabaseUnavailable,
+    FailClosed,
+    InputError,
+    KafkaError,
+    KafkaUnavailable,
+    SlaPipelineError,
+)
 from sla_pipeline.kafka.recovery import State, diagnose
 from sla_pipeline.kafka.settings import KafkaSettings
 from sla_pipeline.postgres.outbox import PostgresOutbox
@@ -24,6 +32,9 @@ __all__ = ["check_agreement", "claimed_folder", "usable_or_remedy"]
 _LOCK = "demo.lock"
 # a disk that is full, over its quota or read-only is no fault of the data: removing the folder may not even be possible
 _DISK = {errno.ENOSPC: "the disk is full", errno.EDQUOT: "the disk quota is used up", errno.EROFS: "the disk is read-only"}
+# the words of the system, of PostgreSQL and of its driver, in an error or in the end of a server's log
+_DISK_FULL_SIGNS = (os.strerror(errno.ENOSPC), "Check free disk space", "DiskFull")
+_CHOOSE = "free or remount it, or name another folder with --state"
 
 
 @contextlib.contextmanager
@@ -37,7 +48,9 @@ def claimed_folder(state: Path) -> Iterator[None]:
             state.mkdir(parents=True, exist_ok=True)
             held.enter_context(exclusive(state / _LOCK, f"the demo's folder {state}"))
         except OSError as error:
-            raise InputError(f"the demo cannot use the folder {state}: {_cause(error, state)}; {_choose(error, state)}") from error
+            remedy = f"remove {state}, or name another folder with --state" if os.path.lexists(state) else "name another one with --state"
+            remedy = _CHOOSE if error.errno in _DISK else remedy
+            raise InputError(f"the demo cannot use the folder {state}: {_cause(error, state)}; {remedy}") from error
         yield
 
 
@@ -46,21 +59,35 @@ def usable_or_remedy(state: Path) -> Iterator[None]:
     """Turn what goes wrong on the data in ``state`` into a ``ServiceError`` of one line: folder, cause, remedy, what is lost."""
     try:
         yield
-    except UnusableState as error:
-        raise _unusable(state, error.cause) from error
-    except (DatabaseUnavailable, KafkaUnavailable) as error:
-        # perhaps a slow machine: nothing is to be thrown away at the first try
-        raise ServiceError(f"the demo did not start: {_one_line(error)}; start again, and if that fails too, {_remove(state)}") from error
-    except (DatabaseError, KafkaError, FailClosed, psycopg.Error) as error:
-        raise _unusable(state, _one_line(error)) from error
-    except (dg.DagsterError, sqlalchemy.exc.SQLAlchemyError) as error:
-        raise _unusable(state, f"Dagster's storage: {_one_line(error)}") from error
+    except (SlaPipelineError, psycopg.Error, dg.DagsterError, sqlalchemy.exc.SQLAlchemyError) as error:
+        ours = _explained(state, error)
+        if ours is None:
+            raise
+        raise ours from error
     except OSError as error:
         if error.errno in _DISK:
-            raise ServiceError(f"the demo cannot use its folder {state}: {_cause(error, state)}; {_choose(error, state)}") from error
+            raise ServiceError(f"the demo cannot use its folder {state}: {_cause(error, state)}; {_CHOOSE}") from error
         if not _is_below(state, error.filename):
             raise
         raise _unusable(state, _cause(error, state)) from error
+
+
+def _explained(state: Path, error: Exception) -> ServiceError | None:
+    """The error that names the remedy; None when ``error`` says itself what to do."""
+    if any(sign in str(error) for sign in _DISK_FULL_SIGNS):
+        return ServiceError(f"the demo cannot use its folder {state}: {_DISK[errno.ENOSPC]}; {_CHOOSE}")
+    match error:
+        case UnusableState():
+            return _unusable(state, error.cause)
+        case DatabaseUnavailable() | KafkaUnavailable():
+            # perhaps a slow machine: nothing is to be thrown away at the first try
+            return ServiceError(f"the demo did not start: {_first_line(error)}; start again, and if that fails too, {_remove(state)}")
+        case DatabaseError() | KafkaError() | FailClosed() | psycopg.Error():
+            return _unusable(state, _first_line(error))
+        case dg.DagsterError() | sqlalchemy.exc.SQLAlchemyError():
+            return _unusable(state, f"Dagster's storage: {_first_line(error)}")
+        case _:
+            return None
 
 
 def check_agreement(state: Path, owner_url: str, kafka: KafkaSettings) -> None:
@@ -77,12 +104,6 @@ def _unusable(state: Path, cause: str) -> ServiceError:
 
 def _remove(state: Path) -> str:
     return f"remove {state} and start again (the demo's tickets, events and Dagster runs are lost)"
-
-
-def _choose(error: OSError, state: Path) -> str:
-    if error.errno in _DISK:
-        return "free or remount it, or name another folder with --state"
-    return f"remove {state}, or name another folder with --state"
 
 
 def _cause(error: OSError, state: Path) -> str:
@@ -111,5 +132,5 @@ def _is_below(state: Path, filename: object) -> bool:
     return isinstance(filename, (str, bytes)) and Path(os.fsdecode(filename)).is_relative_to(state)
 
 
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

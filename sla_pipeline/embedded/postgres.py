@@ -53,10 +53,12 @@ _SETTINGS = {
     # the end of the log is what an error shows
     "log_checkpoints": "off",
 }
+# as secrets.token_urlsafe makes it
+_PASSWORD = re.compile(r"[A-Za-z0-9_-]{22}")
 # the server's refusals while it starts, recovers or stops
 _NOT_YET = "the database system is"
 # how the server begins the line that says why it ends
-_LAST_WORDS = re.compile(r"(?:FATAL|PANIC):\s+(.*)")
+_LAST_WORDS = re.compile(r"(?:FATAL|PANIC|^postgres):\s+(.*)")
 # reasons that lie in the machine, not in the data
 _NOT_THE_DATA = re.compile(r"TCP/IP sockets|shared memory|semaphores|No space left on device|out of memory")
 # not synchronous_commit: without it a killed server forgets what it has just committed
@@ -141,7 +143,7 @@ def embedded_postgres(state: Path, *, durable: bool = True) -> Iterator[Embedded
         kept = (home / "data").exists() and password_file.exists()
         if kept:
             _check_kept_data(home / "data", state)
-            password = password_file.read_text()
+            password = _kept_password(password_file, state)
         else:
             password = _make_cluster(home, password_file, binaries, user)
         (port,) = free_ports(1)
@@ -182,11 +184,18 @@ def _binaries(user: User | None) -> Path:
 def _check_kept_data(data: Path, state: Path) -> None:
     """Raises ``UnusableState`` when ``data`` cannot be a cluster of this PostgreSQL."""
     try:
-        version = (data / "PG_VERSION").read_text().strip()
+        version = (data / "PG_VERSION").read_text(errors="replace").strip()
     except (FileNotFoundError, NotADirectoryError):
         raise UnusableState(state, f"{data} is not a PostgreSQL data directory: it has no file PG_VERSION") from None
     if version != _MAJOR_VERSION:
         raise UnusableState(state, f"{data} was made by PostgreSQL {quoted(version)}, and this is PostgreSQL {_MAJOR_VERSION}")
+
+
+def _kept_password(file: Path, state: Path) -> str:
+    password = file.read_text(errors="replace")
+    if not _PASSWORD.fullmatch(password):
+        raise UnusableState(state, f"{file} does not hold the password that was written there")
+    return password
 
 
 def _fault_of_the_data(service: Service) -> str | None:
