@@ -23,8 +23,8 @@ defs = dg.Definitions(
     asset_checks=[backlog_size],
     jobs=[ticket_sla_monitor],
     schedules=[ticket_sla_monitor_every_minute],
-    # of all jobs, Dagster's own behind its buttons included: a process per op costs more than a second each, every minute, and the
-    # values between the ops are in memory
+    # For all jobs, Dagster's implicit one behind the UI's buttons included: the ops of a cycle pass their values in memory,
+    # and a process per op costs more than a second each, every minute.
     executor=dg.in_process_executor,
     resources={
         "postgres": PostgresResource(url=dg.EnvVar(POSTGRES_URL), single_runner=single_runner_from_environment()),
@@ -34,7 +34,7 @@ defs = dg.Definitions(
             # named only where it is set: Dagster refuses a run whose variable is missing
             client_config=dg.EnvVar(CLIENT_CONFIG_VARIABLE) if os.environ.get(CLIENT_CONFIG_VARIABLE) else "{}",
         ),
-        # for the ops of a cycle only: the location's other values go where Dagster stores them
+        # For the ops of a cycle only; any other asset's value goes to Dagster's default storage.
         "cycle_values": cycle_values,
     },
 )

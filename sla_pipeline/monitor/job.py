@@ -24,13 +24,13 @@ log = logging.getLogger(__name__)
 # "no successful cycle for more than 5 minutes" (SPEC 9.5)
 _STALE_AFTER = dt.timedelta(minutes=5)
 _STALE_SOON_AFTER = dt.timedelta(minutes=3)
-# A run writes its journal row within a second of its start. One that has no row after this died before, or cannot write the journal
-# and is beyond its cycle's 30 s (SPEC 3.3); less than the minute between two ticks, so that the next tick can see it.
+# A run writes its journal row within a second of its start. A run without one after this time died before it, or cannot
+# write the journal and exceeds a cycle's 30 s (SPEC 3.3). Below the minute between ticks, so that the next tick finds it.
 _SECONDS_TO_JOURNAL = 45.0
 
 
 def _with_freshness(asset: dg.AssetsDefinition) -> dg.AssetsDefinition:
-    """Set on the spec, because ``graph_asset`` takes no freshness policy."""
+    """Set the policy on the spec: ``graph_asset`` takes none."""
     policy = dg.FreshnessPolicy.time_window(fail_window=_STALE_AFTER, warn_window=_STALE_SOON_AFTER)
     return asset.map_asset_specs(lambda spec: dg.apply_freshness_policy(spec, policy))
 
@@ -43,7 +43,7 @@ def _with_freshness(asset: dg.AssetsDefinition) -> dg.AssetsDefinition:
         "Tickets whose deadline has passed, each marked once in support.tickets and published once to Kafka. "
         "Every materialization is one cycle."
     ),
-    config=ops.launchpad,
+    config=ops.launchpad_config,
     kinds={"postgres", "kafka"},
     owners=["team:pin-platform-care"],
 )
@@ -73,7 +73,7 @@ ticket_sla_monitor = dg.define_asset_job(
     selection=dg.AssetSelection.assets(ops.BACKLOG_CHECK.asset_key).without_checks(),
 )
 
-# what Dagster stores with every run, however started, that contains an op of the pool
+# Dagster stores this tag with every run that contains an op of the pool, however the run was started.
 _CYCLES = {f".dagster/pool/{ops.CYCLE_POOL}": "true"}
 _UNDER_WAY = [
     dg.DagsterRunStatus.QUEUED,
@@ -91,12 +91,12 @@ _UNDER_WAY = [
     execution_timezone="UTC",
     default_status=dg.DefaultScheduleStatus.RUNNING,
     description=(
-        "A cycle every minute, UTC; none while one is under way, unless its process is dead. Missed ticks are not caught up:"
-        " a cycle takes all overdue."
+        "A cycle every minute, UTC; none while one is under way, unless its process is dead."
+        " Missed ticks are not caught up: a cycle takes all overdue."
     ),
 )
 def ticket_sla_monitor_every_minute(context: dg.ScheduleEvaluationContext, postgres: PostgresResource) -> dg.RunRequest | dg.SkipReason:
-    """SPEC 3.1. A run whose process died stays STARTED in Dagster, so it is reported failed here, and holds nothing back."""
+    """SPEC 3.1. A run whose process died stays STARTED in Dagster; reported failed here, it does not block the tick."""
     alive = []
     for record in context.instance.get_run_records(dg.RunsFilter(tags=_CYCLES, statuses=_UNDER_WAY)):
         run = record.dagster_run
@@ -105,18 +105,18 @@ def ticket_sla_monitor_every_minute(context: dg.ScheduleEvaluationContext, postg
             alive.append(run.run_id)
         else:
             log.warning("run reported failed", extra={"jobRunId": run.run_id, "reason": death})
-            # a run that is queued behind it gets its place
+            # frees its place in the pool, which a queued run may wait for
             context.instance.report_run_failed(
-                run, f"{death} What it had committed stays; the next cycle, due now, takes the rest. Nothing need be done."
+                run, f"{death} What it committed stays; the next cycle, due now, takes the rest. No action is needed."
             )
     return dg.SkipReason(f"cycle {alive[0]} is under way") if alive else dg.RunRequest()
 
 
 def _death_of(record: dg.RunRecord, postgres: PostgresResource) -> str | None:
-    """Return how it shows that the run's process is dead; None when it may live.
+    """Evidence that the run's process is dead; None when it may be alive.
 
-    A run that is not STARTED waits for Dagster, which bounds that (``run_monitoring`` in dagster.yaml). A database that does not
-    answer is no proof; the session's time-outs bound the look.
+    Only for STARTED: ``run_monitoring`` in dagster.yaml bounds the other states. A database that does not answer is no
+    evidence; the session's timeouts bound the query.
     """
     run = record.dagster_run
     if run.status is not dg.DagsterRunStatus.STARTED:
@@ -129,4 +129,6 @@ def _death_of(record: dg.RunRecord, postgres: PostgresResource) -> str | None:
         return None
     if alive is None and time.time() - (record.start_time or 0) > _SECONDS_TO_JOURNAL:
         return f"The run's process is dead: it wrote no row to support.ticket_sla_cycles in {_SECONDS_TO_JOURNAL:g} s."
-    return None if alive is not False else "The run's process is dead: its row in support.ticket_sla_cycles is not locked."
+    if alive is False:
+        return "The run's process is dead: its row in support.ticket_sla_cycles is not locked."
+    return None

@@ -25,22 +25,22 @@ __all__ = [
     "backlog_evaluation",
     "claim_overdue",
     "close_cycle",
-    "launchpad",
+    "launchpad_config",
     "mark_breached",
     "publish_breaches",
 ]
 
 BACKLOG_CHECK = dg.AssetCheckKey(dg.AssetKey("sla_breaches"), "backlog_size")
-# one run at a time holds the pool (dagster.yaml). On every op: a run may be started with a part of them
+# dagster.yaml lets one run at a time use the pool. Every op is in it, since a re-execution may select any of them.
 CYCLE_POOL = "ticket_sla_cycle"
-# a run's page is read by a person; the journal and the log have them all
+# Bounds a run page's message; journal and log hold all errors.
 _ERRORS_SHOWN = 20
 
 
 class CycleConfig(dg.Config):
-    """What a person may set in the launchpad (SPEC 4).
+    """Fields of the launchpad (SPEC 4).
 
-    The fields are untyped for Dagster, so that ``CycleInput`` alone judges them: Dagster's own refusal of a type names no range.
+    Untyped for Dagster, so that ``CycleInput`` alone validates them: Dagster's error for a wrong type names no range.
     """
 
     batch_size: Any = Field(
@@ -57,29 +57,32 @@ class CycleConfig(dg.Config):
     @field_validator("*", mode="before")
     @classmethod
     def _usable(cls, value: object, info: ValidationInfo) -> object:
-        """Raises Dagster's own refusal, which Dagster and pydantic pass on as it is: the dialog reads field, value and range."""
+        """Raises ``DagsterInvalidConfigError``: passed on unwrapped, its message is the dialog's: field, value and range."""
         try:
             CycleInput(**{str(info.field_name): value})  # type: ignore[arg-type]  # CycleInput checks the type
         except InputError as error:
-            raise dg.DagsterInvalidConfigError(str(error), errors=[], config_value=value) from None
+            raise dg.DagsterInvalidConfigError(str(error), errors=[], config_value=value) from None  # type: ignore[no-untyped-call]
         return value
 
 
 @dg.config_mapping
-def launchpad(config: CycleConfig) -> dict[str, Any]:
-    """Config of the asset, ``ops.sla_breaches.config``, for its first op. Refuses a bad value before there is a run."""
+def launchpad_config(config: CycleConfig) -> dict[str, Any]:
+    """Map the asset's config, ``ops.sla_breaches.config``, to its first op. A bad value is refused before there is a run."""
     return {"claim_overdue": {"config": dict(config)}}
 
 
 @contextlib.contextmanager
 def _remedy_named() -> Iterator[None]:
-    """An error of ours fails the run in its own words and with what to press, in place of a traceback."""
+    """Turn a pipeline error into a run failure that shows its message and the remedy.
+
+    ``from None``: Dagster stores the messages of an error's causes too, and the driver's can repeat a ticket's values.
+    """
     try:
         yield
     except CycleLocked as locked:
-        raise dg.Failure(description=f"skipped: {locked}", allow_retries=False) from locked
+        raise dg.Failure(description=f"skipped: {locked}", allow_retries=False) from None
     except SlaPipelineError as error:
-        raise dg.Failure(description=f"{error}\n{RE_EXECUTE_ALL}", allow_retries=False) from error
+        raise dg.Failure(description=f"{error}\n{RE_EXECUTE_ALL}", allow_retries=False) from None
 
 
 @dg.op(
@@ -89,7 +92,7 @@ def _remedy_named() -> Iterator[None]:
     out=dg.Out(io_manager_key="cycle_values"),
 )
 def claim_overdue(context: dg.OpExecutionContext, config: CycleConfig, postgres: PostgresResource) -> steps.Claim:
-    """SPEC 5.1 to 5.3. A cycle that the single-runner lock keeps out is no success: it fails, and nothing is materialized."""
+    """SPEC 5.1 to 5.3. Fails the run when the single-runner lock keeps the cycle out: no success, no materialization."""
     with _remedy_named():
         given = CycleInput(config.batch_size, config.max_batches_per_cycle, config.tenant_id)
         return steps.claim_overdue(postgres.database(), SystemClock(), given, run_id=context.run_id)
@@ -128,7 +131,7 @@ def publish_breaches(postgres: PostgresResource, kafka: KafkaResource, marked: s
 def close_cycle(
     context: dg.OpExecutionContext, postgres: PostgresResource, published: steps.Published
 ) -> Iterator[dg.AssetCheckEvaluation | dg.Output[None]]:
-    """SPEC 5.7, 9. Raises ``dagster.Failure``, after all else was recorded, when a row, a batch or the publishing failed."""
+    """SPEC 5.7, 9. Raises ``dagster.Failure``, after all else is recorded, if a row, a batch or the publishing failed."""
     with _remedy_named():
         report = steps.close_cycle(postgres.database(), SystemClock(), published)
     metadata = cycle_metadata(report)

@@ -1,4 +1,4 @@
-"""Dagster's resources: Postgres and Kafka, opened at first use, closed at the end of the run; the values between the ops.
+"""Dagster's resources: Postgres and Kafka, opened at first use, closed at the end of the run; values between the ops.
 
 What belongs here: carrying settings from the environment into a run. What does not: connecting (``postgres/``, ``kafka/``).
 """
@@ -15,10 +15,10 @@ from sla_pipeline.postgres.session import PostgresSettings
 
 __all__ = ["RE_EXECUTE_ALL", "KafkaResource", "PostgresResource", "cycle_values"]
 
-# what a person may press after a failed run; the names are those of the run's page
+# Remedy shown by every failed run, in the words of the run's page.
 RE_EXECUTE_ALL = (
-    'Press "Re-execute all" ("All steps in root run" in its menu) for a whole cycle now; the next one starts within a minute anyway.'
-    " A cycle takes all that is overdue or waits to be published, and doubles nothing."
+    'Press "Re-execute all" ("All steps in root run" in its menu) to run a whole cycle now; the schedule runs one every'
+    " minute anyway. A cycle picks up everything that is overdue or unpublished, and duplicates nothing."
 )
 
 
@@ -82,33 +82,33 @@ class KafkaResource(dg.ConfigurableResource[Any]):
 
 
 class CycleValues(dg.IOManager):
-    """Keeps what one op of a cycle hands to the next, in memory, for as long as the run lasts.
+    """Values passed between the ops of one cycle, in memory, for the length of the run.
 
-    Not Dagster's own ``mem_io_manager``: with it a re-execution from failure ends with an advice to store the values, which are
-    worthless in another run: another cycle has another time, and other operators have answered.
+    Not ``mem_io_manager``: Dagster then refuses a re-execution from failure and advises to store the values. Stored values
+    would be wrong in a later run: its time is another, and operators have answered since.
     """
 
     def __init__(self) -> None:
         self._values: dict[tuple[str, ...], object] = {}
 
     def handle_output(self, context: dg.OutputContext, obj: object) -> None:
-        """Keep the value."""
+        """Store the value."""
         self._values[tuple(context.get_identifier())] = obj
 
     def load_input(self, context: dg.InputContext) -> object:
-        """Return the value. Raises ``dagster.Failure`` for one that was made in another run."""
+        """Return the value. Raises ``dagster.Failure`` with the remedy when the op that made it ran in another run."""
         assert context.upstream_output is not None  # noqa: S101  no input of a cycle's op comes from outside of it
         identifier = tuple(context.upstream_output.get_identifier())
         if identifier not in self._values:
             raise dg.Failure(
-                description=f"This run does not hold what step {context.upstream_output.step_key} of run"
-                f" {context.upstream_output.run_id} has found: a cycle cannot be continued. {RE_EXECUTE_ALL}",
+                description=f"A cycle cannot be resumed: the values of step {context.upstream_output.step_key} ended with run"
+                f" {context.upstream_output.run_id}. {RE_EXECUTE_ALL}",
                 allow_retries=False,
             )
         return self._values[identifier]
 
 
-@dg.io_manager(description="Values between the ops of a cycle, in memory; none of them outlives its run.")
+@dg.io_manager(description="Values passed between the ops of a cycle, in memory; none outlives its run.")
 def cycle_values() -> CycleValues:
-    """An empty one per run."""
+    """Made once per run."""
     return CycleValues()

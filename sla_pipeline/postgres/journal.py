@@ -31,8 +31,8 @@ where state = 'running' and pg_try_advisory_xact_lock(%s, id::bit(32)::integer)
 returning id, run_id
 """
 
-# Index: ticket_sla_cycles_started. No run lasts an hour. The lock is taken for this statement's transaction only, and shared, so that
-# two processes that look at once do not take each other for the cycle.
+# Index: ticket_sla_cycles_started; no run lasts an hour. The lock is held for this statement's transaction only, and shared,
+# so that two processes that ask at once do not mistake each other for the cycle.
 _IS_ALIVE = """
 select case state
     when 'running' then not pg_try_advisory_xact_lock_shared(%(liveness_class)s, id::bit(32)::integer)
@@ -43,7 +43,7 @@ from support.ticket_sla_cycles
 where run_id = %(run_id)s and started_at > clock_timestamp() - interval '1 hour'
 order by id desc limit 1
 """
-# a cycle that has closed its row has only its run's end left to report: milliseconds
+# After it has closed its row, a run only reports its end to Dagster: milliseconds.
 _ENDING_SECONDS = 10
 
 
@@ -85,7 +85,7 @@ def sweep_abandoned(connection: psycopg.Connection) -> list[tuple[int, str]]:
 
 
 def is_alive(connection: psycopg.Connection, run_id: str) -> bool | None:
-    """Report whether the run's process lives: its row is locked, or was closed just now. None when the run has no row."""
+    """Whether the run's process is alive: its row is locked, or was closed just now. None when the run has no row."""
     row = connection.execute(_IS_ALIVE, {"liveness_class": _LIVENESS_CLASS, "ending_seconds": _ENDING_SECONDS, "run_id": run_id}).fetchone()
     return None if row is None else bool(row[0])
 

@@ -1,5 +1,6 @@
 """The deployed schedule, no function call: Dagster's own processes tick, launch and record (SPEC 3.1, 11)."""
 
+import logging
 import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -18,8 +19,12 @@ from sla_pipeline_tests.integration.kafka.waiting import wait_until
 from sla_pipeline_tests.tickets import HOUR, MINUTE, breached_ids, make_ticket, make_tickets
 
 Support = psycopg.Connection[Any]
+log = logging.getLogger(__name__)
 # the processes' start, a tick at the full minute, a run's start: each takes long on a loaded machine
 _PATIENCE_SECONDS = 150.0
+# one period, and the time that a run needs to start
+_AFTER_A_DEATH = timedelta(seconds=100)
+_POWER_CUT = timedelta(seconds=12)
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -116,10 +121,49 @@ def test_journal_of_a_killed_cycle(support: Support, home: Path, instance: dg.Da
     assert rows[0][:2] == (dead.dagster_run.run_id, "abandoned")
     assert rows[0][3] == "the process ended without a word"
     assert rows[1][1] == "succeeded"
-    # one period, and the time that a run needs to start
-    assert rows[1][2] - killed_at < timedelta(seconds=100)
+    assert rows[1][2] - killed_at < _AFTER_A_DEATH
     assert breached_ids(support) == set(kinds)
     assert {event.ticket_id: event.breach_kind for event in events()} == kinds
+
+
+def test_the_machine_dies_in_the_middle_of_a_cycle(support: Support, home: Path, instance: dg.DagsterInstance, events: Events) -> None:
+    """Daemon, code server and run are killed and started again 12 s later: Dagster believes in the run, the journal does not."""
+    kinds = _overdue(support)
+    support.execute("create function support.wait() returns trigger language plpgsql as $$ begin perform pg_sleep(8); return new; end $$")
+    support.execute("create trigger wait before update on support.tickets for each row execute function support.wait()")
+    with deployment(home) as deployed:
+        wait_until(lambda: bool(_marking_ports(support)), what="a scheduled run to be inside a batch", seconds=_PATIENCE_SECONDS)
+        (dead,) = instance.get_runs()
+        deployed.die()
+        died_at = datetime.now(UTC)
+        assert _status(instance, dead) is dg.DagsterRunStatus.STARTED
+        # the server finds its client gone at the end of the statement
+        wait_until(lambda: not _marking_ports(support), what="the server to end the dead session")
+        support.execute("drop trigger wait on support.tickets")
+        wait_until(lambda: datetime.now(UTC) - died_at >= _POWER_CUT, what="the power to come back")
+        deployed.start()
+        wait_until(lambda: bool(_succeeded(instance)), what="a cycle after the death", seconds=_PATIENCE_SECONDS)
+        took = datetime.now(UTC) - died_at
+    log.info("a success %.1f s after the machine's death", took.total_seconds())
+    assert took < _AFTER_A_DEATH
+    assert _status(instance, dead) is dg.DagsterRunStatus.FAILURE
+    (failure,) = instance.all_logs(dead.run_id, of_type=dg.DagsterEventType.RUN_FAILURE)
+    assert failure.get_dagster_event().message == (
+        "The run's process is dead: its row in support.ticket_sla_cycles is not locked. What it committed stays; the next cycle,"
+        " due now, takes the rest. No action is needed."
+    )
+    assert support.execute("select run_id, state from support.ticket_sla_cycles order by id limit 2").fetchall() == [
+        (dead.run_id, "abandoned"),
+        (_succeeded(instance)[-1].run_id, "succeeded"),
+    ]
+    assert breached_ids(support) == set(kinds)
+    assert {event.ticket_id: event.breach_kind for event in events()} == kinds
+
+
+def _status(instance: dg.DagsterInstance, run: dg.DagsterRun) -> dg.DagsterRunStatus:
+    found = instance.get_run_by_id(run.run_id)
+    assert found is not None
+    return found.status
 
 
 def _marking_ports(support: Support) -> list[int]:

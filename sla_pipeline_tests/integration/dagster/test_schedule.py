@@ -119,8 +119,8 @@ def test_a_run_whose_lock_is_free_is_dead(stored: dg.DagsterInstance, decide: De
     (failure,) = stored.all_logs(run.run_id, of_type=dg.DagsterEventType.RUN_FAILURE)
     assert failure.dagster_event is not None
     assert failure.dagster_event.message == (
-        "The run's process is dead: its row in support.ticket_sla_cycles is not locked. What it had committed stays; the next cycle,"
-        " due now, takes the rest. Nothing need be done."
+        "The run's process is dead: its row in support.ticket_sla_cycles is not locked. What it committed stays; the next cycle,"
+        " due now, takes the rest. No action is needed."
     )
     assert isinstance(decide(), dg.RunRequest)
 
