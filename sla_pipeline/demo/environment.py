@@ -1,7 +1,7 @@
 """Environment of the demo's processes, and the file that gives it to a second shell.
 
-The demo chooses every address itself. A variable of the caller's shell (another topic, libpq's ``PGHOSTADDR``, an HTTP proxy that takes
-127.0.0.1 too) would send one of its processes elsewhere, so none of them is inherited.
+The demo chooses every address itself. A variable of the caller's shell (another topic, libpq's ``PGHOSTADDR``, an HTTP
+proxy that takes 127.0.0.1 too) would send one of its processes elsewhere, so none of them is inherited.
 """
 
 import contextlib
@@ -60,9 +60,10 @@ def isolated_environment(inherited: Mapping[str, str]) -> dict[str, str]:
 
 @contextlib.contextmanager
 def second_shell_file(path: Path, addresses: Addresses) -> Iterator[None]:
-    """Keep at ``path``, for the length of the block, a file that a POSIX shell sources to run every command against the demo.
+    """Keep at ``path``, for the length of the block, a file that a POSIX shell sources to run commands against the demo.
 
-    Mode 0600: it holds the owner's password. It appears whole or not at all. A file that a killed demo left there is replaced.
+    Mode 0600: it holds the owner's password. It appears whole or not at all. A file that a killed demo left there is
+    replaced.
     """
     # a temporary file is 0600 from its first byte on
     descriptor, part = tempfile.mkstemp(dir=path.parent, prefix=f"{path.name}.")

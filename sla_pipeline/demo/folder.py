@@ -48,15 +48,19 @@ def claimed_folder(state: Path) -> Iterator[None]:
             state.mkdir(parents=True, exist_ok=True)
             held.enter_context(exclusive(state / _LOCK, f"the demo's folder {state}"))
         except OSError as error:
-            remedy = f"remove {state}, or name another folder with --state" if os.path.lexists(state) else "name another one with --state"
-            remedy = _CHOOSE if error.errno in _DISK else remedy
+            if error.errno in _DISK:
+                remedy = _CHOOSE
+            elif os.path.lexists(state):
+                remedy = f"remove {state}, or name another folder with --state"
+            else:
+                remedy = "name another one with --state"
             raise InputError(f"the demo cannot use the folder {state}: {_cause(error, state)}; {remedy}") from error
         yield
 
 
 @contextlib.contextmanager
 def usable_or_remedy(state: Path) -> Iterator[None]:
-    """Turn what goes wrong on the data in ``state`` into a ``ServiceError`` of one line: folder, cause, remedy, what is lost."""
+    """Turn what goes wrong on the data in ``state`` into a ``ServiceError`` of one line: folder, cause, remedy, loss."""
     try:
         yield
     except (SlaPipelineError, psycopg.Error, dg.DagsterError, sqlalchemy.exc.SQLAlchemyError) as error:
@@ -91,7 +95,7 @@ def _explained(state: Path, error: Exception) -> ServiceError | None:
 
 
 def check_agreement(state: Path, owner_url: str, kafka: KafkaSettings) -> None:
-    """Raise ``ServiceError`` when Postgres and Kafka in ``state`` are not of one history: one was removed, or restored, alone."""
+    """Raise ``ServiceError`` when Postgres and Kafka in ``state`` are not of one history: one was removed alone."""
     with PostgresOutbox(PostgresSettings(owner_url)) as outbox:
         found = diagnose(kafka, outbox)
     if found.state is not State.AGREED:

@@ -88,9 +88,10 @@ class _Cycle(NamedTuple):
 def run_demo(state: Path, *, cycles: int | None, say: Say) -> AuditReport:
     """Run everything until interrupted; with ``cycles``, until so many scheduled cycles have ended, and compare then.
 
-    ``state``, an absolute path, keeps the data from run to run; one demo at a time may use it. ``say`` prints a line. Settings of the
-    caller's environment are removed from this process. Raises ``ServiceError`` when a process ends by itself or the data in ``state``
-    cannot be used, ``InputError`` when ``state`` cannot be a folder of ours, and outside of a checkout.
+    ``state``, an absolute path, keeps the data from run to run; one demo at a time may use it. ``say`` prints a line.
+    Settings of the caller's environment are removed from this process. Raises ``ServiceError`` when a process ends by
+    itself or the data in ``state`` cannot be used, ``InputError`` when ``state`` cannot be a folder of ours, and outside of
+    a checkout.
     """
     dagster_yaml = Path(__file__).resolve().parents[2] / "dagster.yaml"
     if not dagster_yaml.exists():

@@ -205,7 +205,7 @@ def _fault_of_the_data(service: Service) -> str | None:
 
 
 def _make_cluster(home: Path, password_file: Path, binaries: Path, user: User | None) -> str:
-    """Makes ``home / "data"``, replacing what is there; returns the superuser's password. Raises ``ServiceError`` when initdb fails."""
+    """Makes ``home / "data"``, replacing what is there; returns the superuser's password. Raises ``ServiceError``."""
     data, part = home / "data", home / "data.part"
     for folder in (data, part):
         shutil.rmtree(folder, ignore_errors=True)

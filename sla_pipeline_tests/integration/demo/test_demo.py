@@ -14,7 +14,8 @@ import pytest
 from sla_pipeline_tests.integration.dagster.conftest import REPOSITORY
 from sla_pipeline_tests.shared_servers import server_folder
 
-# each of these sent a part of the demo elsewhere: the job to another topic, sessions to another host or over TLS, requests to a proxy
+# each of these sent a part of the demo elsewhere: the job to another topic, sessions to another host or over TLS,
+# requests to a proxy
 HOSTILE = {
     "SLA_KAFKA_TOPIC": "another.topic",
     "SLA_KAFKA_CLIENT_CONFIG": "not JSON",
@@ -81,7 +82,7 @@ def demo(state: Path) -> Iterator[Demo]:
 
 
 def in_second_shell(source: str, command: str) -> str:
-    """What the command prints in a shell with the same settings that has sourced the demo's file. Raises when it fails."""
+    """What the command prints in a shell with the same settings that has sourced the demo's file."""
     script = f"{source} && {command}"
     ended = subprocess.run(
         ["/bin/sh", "-c", script], env=os.environ | HOSTILE, cwd=REPOSITORY, capture_output=True, text=True, check=False, timeout=180

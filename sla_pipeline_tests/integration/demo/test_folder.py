@@ -1,4 +1,4 @@
-"""A demo folder that cannot be used: one line with folder, cause, remedy and loss, and the documented exit code; never a traceback."""
+"""A demo folder that cannot be used: one line with folder, cause, remedy and loss, and the documented exit code."""
 
 import errno
 import os
