@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated
@@ -285,7 +286,7 @@ def demo(
 
     with _interrupted_by_any_signal():
         try:
-            report = run_demo(state.resolve(), cycles=cycles, say=out.print)
+            report = run_demo(state.resolve(), cycles=cycles, say=partial(out.print, markup=False))
         except KeyboardInterrupt:
             out.print("stopped")
             return

@@ -9,6 +9,7 @@ would knock at a closed database for a minute.
 
 import math
 import os
+import shlex
 import shutil
 import socket
 import sys
@@ -16,7 +17,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
@@ -27,17 +27,18 @@ from dagster_graphql import DagsterGraphQLClient
 
 from sla_pipeline.audit.findings import AuditReport
 from sla_pipeline.audit.verify import verify
+from sla_pipeline.demo.environment import Addresses, isolated_environment, second_shell_file
+from sla_pipeline.demo.folder import check_agreement, claimed_folder, usable_or_remedy
 from sla_pipeline.demo.incident_log import read_log
 from sla_pipeline.demo.traffic import Traffic, load_stock
 from sla_pipeline.demo.worker_login import worker_login
 from sla_pipeline.embedded import Service, ServiceError, embedded_kafka, embedded_postgres, free_ports
 from sla_pipeline.embedded.ports import listens
-from sla_pipeline.embedded.supervision import exclusive
 from sla_pipeline.errors import InputError
-from sla_pipeline.kafka.settings import BOOTSTRAP_SERVERS_VARIABLE, KafkaSettings
+from sla_pipeline.kafka.settings import KafkaSettings
 from sla_pipeline.kafka.topics import create_topics
 from sla_pipeline.postgres.migrate import upgrade
-from sla_pipeline.postgres.session import POSTGRES_URL, PostgresSettings
+from sla_pipeline.postgres.session import PostgresSettings
 
 __all__ = ["run_demo"]
 
@@ -53,20 +54,13 @@ _DAGSTER_START_SECONDS = 300.0
 # a schedule's tick comes every minute; twice that and a slow start, per cycle waited for
 _SECONDS_PER_CYCLE = 150.0
 _POLL_SECONDS = 0.5
+_ENV_FILE = "env"
 
 _FINISHED_CYCLES = """
 select id, run_id, state, finished_at, processed_count, first_response_count, resolution_count, published_count, backlog_count,
     duration_ms, error
 from support.ticket_sla_cycles where id > %s and state <> 'running' and state <> 'abandoned' order by id
 """
-
-
-@dataclass(frozen=True, slots=True)
-class _Servers:
-    owner_url: str
-    worker_url: str
-    dagster_url: str
-    kafka: KafkaSettings
 
 
 class _Cycle(NamedTuple):
@@ -94,19 +88,27 @@ class _Cycle(NamedTuple):
 def run_demo(state: Path, *, cycles: int | None, say: Say) -> AuditReport:
     """Run everything until interrupted; with ``cycles``, until so many scheduled cycles have ended, and compare then.
 
-    ``state`` keeps the data from run to run; one demo at a time may use it. ``say`` prints a line. Raises ``ServiceError`` when a process
-    ends by itself, ``InputError`` outside of a checkout.
+    ``state``, an absolute path, keeps the data from run to run; one demo at a time may use it. ``say`` prints a line.
+    Settings of the caller's environment are removed from this process. Raises ``ServiceError`` when a process ends by
+    itself or the data in ``state`` cannot be used, ``InputError`` when ``state`` cannot be a folder of ours, and outside of
+    a checkout.
     """
     dagster_yaml = Path(__file__).resolve().parents[2] / "dagster.yaml"
     if not dagster_yaml.exists():
         raise InputError(f"{dagster_yaml} is missing: the demo runs from a checkout of the project, on its own dagster.yaml")
-    state.mkdir(parents=True, exist_ok=True)
-    with exclusive(state / "demo.lock", f"the demo's folder {state}"), ExitStack() as up:
-        servers = _start_servers(state, up, say)
-        watch = _Watch(servers.owner_url)
+    _isolate_this_process()
+    with claimed_folder(state), ExitStack() as up:
+        with usable_or_remedy(state):
+            # of a demo that was killed: its passwords are no longer valid
+            (state / _ENV_FILE).unlink(missing_ok=True)
+            addresses = _start_servers(state, up, say)
+            watch = _Watch(addresses.owner_url)
         with ExitStack() as play:
-            children, instance, first_run = _start_dagster(state, dagster_yaml, servers, play, say)
-            traffic = play.enter_context(_traffic(servers.owner_url))
+            with usable_or_remedy(state):
+                children, instance, first_run = _start_dagster(state, dagster_yaml, addresses, play, say)
+                play.enter_context(second_shell_file(state / _ENV_FILE, addresses))
+            say(f"to run commands against it, in another shell: . {shlex.quote(str(state / _ENV_FILE))}")
+            traffic = play.enter_context(_traffic(addresses.owner_url))
             patience_seconds = cycles * _SECONDS_PER_CYCLE if cycles else math.inf
             deadline = time.monotonic() + patience_seconds
             scheduled = 0
@@ -125,10 +127,19 @@ def run_demo(state: Path, *, cycles: int | None, say: Say) -> AuditReport:
                     )
                 time.sleep(_POLL_SECONDS)
         say("traffic and Dagster are stopped; comparing tickets, breach records and events")
-        return verify(PostgresSettings(servers.worker_url), servers.kafka, now_utc=datetime.now(UTC))
+        kafka = KafkaSettings(addresses.bootstrap_servers)
+        return verify(PostgresSettings(addresses.worker_url), kafka, now_utc=datetime.now(UTC))
 
 
-def _start_servers(state: Path, up: ExitStack, say: Say) -> _Servers:
+def _isolate_this_process() -> None:
+    """Our own sessions read the environment too: libpq, Dagster's instance, the GraphQL client."""
+    isolated = isolated_environment(os.environ)
+    for name in set(os.environ) - isolated.keys():
+        del os.environ[name]
+    os.environ.update(isolated)
+
+
+def _start_servers(state: Path, up: ExitStack, say: Say) -> Addresses:
     postgres = up.enter_context(embedded_postgres(state / "postgres"))
     say("PostgreSQL is up")
     kafka = up.enter_context(embedded_kafka(state / "kafka"))
@@ -137,17 +148,24 @@ def _start_servers(state: Path, up: ExitStack, say: Say) -> _Servers:
     upgrade(owner_url, with_tickets=True)
     settings = KafkaSettings(kafka.bootstrap_servers)
     create_topics(settings)
+    check_agreement(state, owner_url, settings)
     with psycopg.connect(owner_url, autocommit=True) as connection:
         if connection.execute("select count(*) from support.tickets").fetchone() == (0,):
             count = load_stock(connection, read_log(), datetime.now(UTC))
             say(f"{count} tickets of a real service desk are in stock")
-    return _Servers(owner_url, worker_login(owner_url), postgres.database("dagster"), settings)
+    return Addresses(
+        worker_url=worker_login(owner_url),
+        owner_url=owner_url,
+        bootstrap_servers=settings.bootstrap_servers,
+        dagster_home=state / "dagster",
+        dagster_url=postgres.database("dagster"),
+    )
 
 
 def _start_dagster(
-    state: Path, dagster_yaml: Path, servers: _Servers, up: ExitStack, say: Say
+    state: Path, dagster_yaml: Path, addresses: Addresses, up: ExitStack, say: Say
 ) -> tuple[list[Service], dg.DagsterInstance, str]:
-    home = state / "dagster"
+    home = addresses.dagster_home
     home.mkdir(exist_ok=True)
     shutil.copyfile(dagster_yaml, home / "dagster.yaml")
     web_port = _web_port()
@@ -155,21 +173,15 @@ def _start_dagster(
     (home / "workspace.yaml").write_text(
         f"load_from:\n  - grpc_server: {{host: 127.0.0.1, port: {code_port}, location_name: {_LOCATION}}}\n"
     )
-    ours = {
-        "DAGSTER_HOME": str(home),
-        "DAGSTER_POSTGRES_URL": servers.dagster_url,
-        POSTGRES_URL: servers.worker_url,
-        BOOTSTRAP_SERVERS_VARIABLE: servers.kafka.bootstrap_servers,
-        "PYTHONUNBUFFERED": "1",
-    }
-    # for the instance that this process opens, too
-    os.environ.update(ours)
+    # the instance that this process opens reads its database's URL from here, too
+    os.environ.update(addresses.variables())
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     instance = up.enter_context(dg.DagsterInstance.from_config(str(home)))
     _fail_runs_left_over(instance)
 
     def child(name: str, *arguments: str) -> Service:
         log = state / f"dagster-{name.replace(' ', '-')}.log"
-        return up.enter_context(Service(f"Dagster's {name}", [sys.executable, "-m", *arguments], log, env=os.environ, cwd=home))
+        return up.enter_context(Service(f"Dagster's {name}", [sys.executable, "-m", *arguments], log, env=environment, cwd=home))
 
     code = child(
         "code server", *f"dagster api grpc -m sla_pipeline.definitions -h 127.0.0.1 -p {code_port}".split(), "--location-name", _LOCATION

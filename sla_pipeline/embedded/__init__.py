@@ -7,6 +7,15 @@ What belongs here: bringing up a server on 127.0.0.1, and ending it with whoever
 from sla_pipeline.embedded.kafka import EmbeddedKafka, embedded_kafka
 from sla_pipeline.embedded.ports import free_ports
 from sla_pipeline.embedded.postgres import EmbeddedPostgres, embedded_postgres
-from sla_pipeline.embedded.supervision import Service, ServiceError
+from sla_pipeline.embedded.supervision import Service, ServiceError, UnusableState
 
-__all__ = ["EmbeddedKafka", "EmbeddedPostgres", "Service", "ServiceError", "embedded_kafka", "embedded_postgres", "free_ports"]
+__all__ = [
+    "EmbeddedKafka",
+    "EmbeddedPostgres",
+    "Service",
+    "ServiceError",
+    "UnusableState",
+    "embedded_kafka",
+    "embedded_postgres",
+    "free_ports",
+]

