@@ -71,6 +71,12 @@ _SETTINGS = {
     "statement_timeout": STATEMENT_TIMEOUT_MS,
     "lock_timeout": LOCK_TIMEOUT_MS,
     "idle_in_transaction_session_timeout": _IDLE_IN_TRANSACTION_TIMEOUT_MS,
+    # the server notices a worker whose machine died, and frees its locks, in seconds instead of two hours
+    "tcp_keepalives_idle": 5,
+    "tcp_keepalives_interval": 2,
+    "tcp_keepalives_count": 3,
+    "tcp_user_timeout": _TCP_USER_TIMEOUT_MS,
+    "client_connection_check_interval": 1_000,
 }
 
 # what stands for a time that Python's datetime cannot hold (infinity, years before 1 and after 9999): it compares as the original would
