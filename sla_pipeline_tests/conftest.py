@@ -8,9 +8,12 @@ need no server. SLA_TEST_POSTGRES_URL (a superuser's) and SLA_TEST_KAFKA_BOOTSTR
 import contextlib
 import itertools
 import os
+import re
 import secrets
+import shutil
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
 
@@ -27,6 +30,9 @@ if TYPE_CHECKING:
 
 _SERVERS: pytest.StashKey[Servers] = pytest.StashKey()
 _DESK: pytest.StashKey[ServersDesk] = pytest.StashKey()
+_BROKER_LOGS: pytest.StashKey[list[Path]] = pytest.StashKey()
+_KEPT_LOGS = Path(__file__).parents[1] / "build" / "broker-logs"
+_LOG_TAIL_LINES = 40
 
 # names this process among all that use the same servers
 _PROCESS = f"{os.environ.get('PYTEST_XDIST_WORKER', 'main')}_{uuid.uuid4().hex[:8]}"
@@ -56,6 +62,21 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         desk.close()
     if isinstance(servers := config.stash.get(_SERVERS, None), OwnServers):
         servers.close()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Keeps the log of a failed test's own broker in ``build/``, and shows its end."""
+    report = yield
+    if report.failed:
+        logs: list[Path] = item.stash.get(_BROKER_LOGS, [])
+        for number, log in enumerate(log for log in logs if log.exists()):
+            kept = _KEPT_LOGS / f"{re.sub(r'[^A-Za-z0-9]+', '-', item.nodeid)[-150:]}-{report.when}-{number}.log"
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(log, kept)
+            tail = kept.read_text(errors="replace").splitlines()[-_LOG_TAIL_LINES:]
+            report.sections.append((f"end of the broker's log, kept as {kept}", "\n".join(tail)))
+    return report
 
 
 @pytest.fixture(scope="session")
@@ -132,12 +153,15 @@ class PostgresFactory(Protocol):
 
 
 @pytest.fixture
-def own_broker() -> Iterator[BrokerFactory]:
+def own_broker(request: pytest.FixtureRequest) -> Iterator[BrokerFactory]:
     """For tests that stop, kill or freeze brokers: each call starts one, the end of the test ends them."""
+    logs = request.node.stash.setdefault(_BROKER_LOGS, [])
     with contextlib.ExitStack() as up:
 
         def start(properties: Mapping[str, object] | None = None) -> EmbeddedKafka:
-            return up.enter_context(embedded_kafka(up.enter_context(server_folder()), properties=properties))
+            folder = up.enter_context(server_folder())
+            logs.append(folder / "kafka.log")
+            return up.enter_context(embedded_kafka(folder, properties=properties))
 
         yield start
 

@@ -45,6 +45,7 @@ _STOP_TIMEOUT_SECONDS = 15.0
 # a broker needs 3 s, and forty times that on a machine which is busy with something else; a death is noticed at once all the same
 _START_TIMEOUT_SECONDS = 120.0
 _POLL_SECONDS = 0.05
+_FREEZE_POLL_SECONDS = 0.002
 _LOG_TAIL_LINES = 15
 # the shell uses descriptors below 10 for itself
 _FIRST_SAFE_DESCRIPTOR = 10
@@ -190,9 +191,18 @@ class Service:
         self._bury(process)
 
     def freeze(self) -> None:
-        """SIGSTOP to the service and to all that it started: a pause that the other side of a connection cannot tell from a dead host."""
+        """SIGSTOP to the service and to all that it started: a pause that the other side of a connection cannot tell from a dead host.
+
+        Returns when every thread has stopped: kill(2) returns before that, 50 to 200 ms on a busy machine, in which a server still answers.
+        Raises ``ServiceError`` when one does not stop.
+        """
         self.check()
-        self._freeze_family()
+        frozen = self._freeze_family()
+        deadline = time.monotonic() + _STOP_TIMEOUT_SECONDS
+        while not all(map(_has_stopped, frozen)):
+            if time.monotonic() > deadline:
+                raise ServiceError(f"{self.name} did not freeze within {_STOP_TIMEOUT_SECONDS:.0f} s")
+            time.sleep(_FREEZE_POLL_SECONDS)
 
     def thaw(self) -> None:
         """SIGCONT to the service and to all that it started."""
@@ -272,6 +282,18 @@ def _signals_heard() -> Iterator[None]:
     finally:
         for number in ignored:
             signal.signal(number, signal.SIG_IGN)
+
+
+def _has_stopped(process: psutil.Process) -> bool:
+    """Whether no thread of the process runs any more; true of one that has ended."""
+    threads = list(Path(f"/proc/{process.pid}/task").glob("*/stat"))
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError, psutil.NoSuchProcess):
+        if not threads:
+            # no /proc here: the process as a whole has to do
+            return bool(process.status() == psutil.STATUS_STOPPED)
+        # the state follows the command's name, which is in brackets and may hold anything
+        return all(thread.read_text().rpartition(")")[2].split()[0] in "TtZX" for thread in threads)
+    return not process.is_running()
 
 
 def _try_lock(descriptor: int) -> bool:

@@ -36,9 +36,14 @@ class Pace:
         """Time left for delivering, never negative."""
         return max(0.0, self._end - self._clock())
 
+    @property
+    def is_first_step(self) -> bool:
+        """Whether nothing has been handed over yet: the first step holds one record, whatever its size."""
+        return not self._began
+
     def allows(self, size_bytes: int) -> bool:
-        """Whether the next step may hold ``size_bytes``; true for whatever is the first record of the first step."""
-        return size_bytes <= self._most_bytes or not self._began
+        """Whether the link would carry ``size_bytes`` in the next step, by all that is known."""
+        return self.is_first_step or size_bytes <= self._most_bytes
 
     def begin_step(self) -> None:
         """Notes that the records of a step are being handed over."""

@@ -85,13 +85,14 @@ def _size_bytes(record: BreachRecord) -> int:
 def fitting_records(records: Sequence[BreachRecord], pace: Pace, *, queue_messages: int, queue_bytes: int) -> list[BreachRecord]:
     """The first of ``records`` that ``pace`` allows in one step and the client's queue holds along with a progress record.
 
-    A full queue would end this takeover, and every later one too; so a step is never larger than the queue. The very first step holds one
-    record at least. None means that no time is left for another step.
+    A full queue would end this takeover, and every later one too, so a step is never larger than the queue; a record that does not fit
+    into it even alone is tried as the first of a transaction only, which it then ends. None means that the transaction ends here.
     """
     within = records[: max(1, min(pace.most_records, queue_messages - 1))]
+    sizes = accumulate(map(_size_bytes, within))
     # half of the queue's bytes: librdkafka's byte accounting is not exactly known
-    sizes = list(accumulate(map(_size_bytes, within)))
-    count = sum(1 for _ in takewhile(lambda size: pace.allows(size) and size <= max(queue_bytes // 2, sizes[0]), sizes))
+    fitting = takewhile(lambda size: pace.allows(size) and (size <= queue_bytes // 2 or pace.is_first_step), sizes)
+    count = sum(1 for _ in fitting)
     return list(within[:count])
 
 

@@ -166,7 +166,7 @@ def _publishing(owner_url: str, bootstrap_servers: str, rounds: int) -> Ratio:
 
         def other() -> None:
             producer = Producer(
-                {"bootstrap.servers": bootstrap_servers, "enable.idempotence": True, "linger.ms": 5, "compression.type": "lz4"}
+                {"bootstrap.servers": bootstrap_servers, "enable.idempotence": True, "linger.ms": 5, "compression.type": "none"}
             )
             with psycopg.connect(owner_url) as session:
                 for seq, ticket_id, run_id, payload in session.execute(_TO_PUBLISH):

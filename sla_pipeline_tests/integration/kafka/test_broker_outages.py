@@ -5,7 +5,6 @@ from collections.abc import Callable
 
 import pytest
 
-from sla_pipeline.cycle import PublishTotals
 from sla_pipeline.embedded import EmbeddedKafka
 from sla_pipeline.errors import KafkaUnavailable
 from sla_pipeline.kafka.relay import Relay
@@ -100,7 +99,9 @@ def test_kafka_down_for_ten_minutes(
             assert records.positions() == (10, 20 + 10 * cycle)
         broker.start()
         with outbox_factory() as outbox:
-            assert Relay(settings).publish(outbox, run_id="back") == PublishTotals(published=30, transactions=1)
+            totals = Relay(settings).publish(outbox, run_id="back")
+        # the first ten again, and only then visible, when the broker was killed before it had ended their transaction and never did
+        assert (totals.transactions, totals.published) in {(1, 30), (1, 40)}
         records.add(1)
         with outbox_factory() as outbox:
             relay.publish(outbox, run_id="the same relay again")

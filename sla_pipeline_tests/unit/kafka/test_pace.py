@@ -75,9 +75,13 @@ def test_no_step_is_larger_than_the_queue_holds_beside_a_progress_record(queue_m
     assert sum(steps) == len(RECORDS)
 
 
-@pytest.mark.parametrize(("queue_bytes", "largest"), [(2 * 100 * RECORD_BYTES, 100), (2 * 100 * RECORD_BYTES - 2, 99), (100, 1)])
+@pytest.mark.parametrize(("queue_bytes", "largest"), [(2 * 100 * RECORD_BYTES, 100), (2 * 100 * RECORD_BYTES - 2, 99)])
 def test_half_of_the_queues_bytes_are_used(queue_bytes: int, largest: int) -> None:
     assert max(Link(10**9).steps_within(12, queue_bytes=queue_bytes)) == largest
+
+
+def test_a_record_that_does_not_fit_into_the_queue_alone_is_tried_as_the_first_of_a_transaction_only() -> None:
+    assert Link(10**9).steps_within(12, queue_bytes=100) == [1]
 
 
 def test_without_time_the_first_record_is_tried_and_no_second() -> None:

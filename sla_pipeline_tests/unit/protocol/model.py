@@ -39,6 +39,10 @@ class Protocol:
     failed_delivery_ends_takeover: bool = True
     progress_checked_before_sending_again: bool = True
     """Recovery sends missing events only while, behind the fence, the newest progress record is the one it knows."""
+    progress_of_delivered: bool = True
+    """The position that a transaction commits is that of the last record handed over, not of the last one read."""
+    hanging_ended: bool = True
+    """A transaction without an end is looked for behind the fence, and aborted where nothing of it is visible."""
     session_of_the_lock: bool = True
     """Every statement goes through the session that took the lock, so a restore of Postgres ends them all."""
 
@@ -63,6 +67,8 @@ class Surroundings:
     """When ``migrate`` writes the record with sequence 0 into an empty progress topic."""
     tail_loss_count: int = 0
     """How often the progress topic loses its newest record: a broker that loses what it has acknowledged."""
+    marker_loss_count: int = 0
+    """How often the broker drops the end markers of a transaction, all of them, those of its events, or that of its progress record."""
     recoveries: bool = False
     """Whether ``sla-pipeline recover`` may run, at any moment; each time takes one of the takeovers."""
     event_topic_recreation_count: int = 0
@@ -125,7 +131,7 @@ class Model:
             world = world._replace(repair=None)  # so can this recovery
         if world.frozen and not self._goes_on(world, world.frozen):
             world = world._replace(frozen=None)
-        if self._commits_once:
+        if self._commits_once and not self.surroundings.marker_loss_count:
             transaction, committing = world.transaction, any(me.step in ("produced", "flushed") for me in world.publishers)
             committing = committing or any(repair is not None and repair.sending for repair in (world.repair, world.frozen))
             if transaction is None and world.late_commit:
@@ -238,10 +244,7 @@ class Model:
             case "connected" | "begun":
                 yield step, world.with_publisher(index, me._replace(step=step))
             case "fenced":
-                if world.epoch < self.surroundings.takeover_count:
-                    after = world.fenced()
-                    told = f"fenced (epoch {after.epoch}{', aborts an open transaction' if world.transaction else ''})"
-                    yield told, after.with_publisher(index, me._replace(step=step, epoch=after.epoch))
+                yield from self._fenced(world, index, me)
             case "produced" | "flushed" | "committed" if me.epoch != world.epoch:
                 return  # fenced; the takeover ends as in a crash
             case "rows_read" | "advanced" if self._session_ended(world, me):
@@ -257,17 +260,55 @@ class Model:
             case "advanced":
                 yield from self._advanced(world, index, me)
 
+    def _fenced(self, world: World, index: int, me: Publisher) -> Moves:
+        if world.epoch == self.surroundings.takeover_count:
+            return
+        after = world.fenced()
+        fenced = me._replace(step="fenced", epoch=after.epoch)
+        told = f"fenced (epoch {after.epoch}{', aborts an open transaction' if world.transaction else ''})"
+        yield told, after.with_publisher(index, fenced)
+        if world.transaction:
+            for what, broken in self._markers_dropped(world, world.transaction, after):
+                yield f"{told}, the broker drops the markers of {what}", broken.with_publisher(index, fenced)
+
     def _progress_read(self, world: World, index: int, me: Publisher) -> Moves:
         known = world.progress[-1:] or (NO_RECORD,)
         if not self.protocol.position_in_kafka:
             known = (world.rows[me.published_seq - 1] if me.published_seq else ZERO,)
         elif self.protocol.end_from_uncommitted_reader:
-            if world.transaction and world.transaction.progress:
+            if self.protocol.hanging_ended and world.hanging:
+                yield from self._hanging_ended(world, index, me, world.hanging)
+                return
+            if any(each and each.progress for each in (world.transaction, world.hanging)):
                 return  # waits for the end of that transaction, and gives up in time as in a crash
         elif self.surroundings.stable_offset_lags:
             known = (NO_RECORD, *world.progress)
         for position in known:
             yield f"progress_read ({position})", world.with_publisher(index, me._replace(step="progress_read", position=position))
+
+    def _markers_dropped(self, world: World, ended: Transaction, after: World) -> Moves:
+        """``after`` with a part of the markers of the transaction ``ended`` missing; told by the part."""
+        if world.harm_count >= self.surroundings.marker_loss_count or not ended.rows:
+            return
+        parts = {"all": ended}
+        if ended.progress:
+            parts |= {"the events": Transaction(ended.rows, None), "the progress record": Transaction((), ended.progress)}
+        for what, hanging in parts.items():
+            visible = tuple(row for row in after.visible if row not in hanging.rows)
+            progress = tuple(row for row in after.progress if row != hanging.progress)
+            yield what, after._replace(hanging=hanging, visible=visible, progress=progress, harm_count=world.harm_count + 1)
+
+    def _hanging_ended(self, world: World, index: int, me: Publisher, hanging: Transaction) -> Moves:
+        if me.given_up_seq:
+            return  # it was aborted, and hangs: gives up as in a crash
+        position = world.progress[-1].seq
+        if max((row.seq for row in world.visible), default=0) > position or any(row.seq <= position for row in hanging.rows):
+            refusal = "a part of a transaction without an end is visible"
+            yield f"fails closed, {refusal}", world.with_publisher(index, IDLE, refusal=refusal)
+            return
+        given_up = hanging.progress or hanging.rows[-1]
+        again = Publisher("connected", era=me.era, published_seq=world.published_seq, given_up_seq=given_up.seq)
+        yield f"begins to abort what hangs ({listed(hanging.rows)})", world.with_publisher(index, again, transaction=Transaction((), None))
 
     def _rows_read(self, world: World, index: int, me: Publisher) -> Moves:
         if refusal := self._refusal(world, me):
@@ -286,6 +327,8 @@ class Model:
         if position.seq > (len(world.rows) if self.protocol.next_seq_after_progress else me.next_seq):
             return "progress is beyond next_seq"
         published_seq = me.published_seq if self.protocol.published_seq_before_progress else world.published_seq
+        if published_seq <= me.given_up_seq:
+            published_seq = min(published_seq, position.seq)
         if position.seq < published_seq and self.protocol.published_seq_checked:
             return "progress is behind published_seq"
         if position.seq and self._digest(world.rows[position.seq - 1]) != self._digest(position):
@@ -299,11 +342,17 @@ class Model:
         """The events reach the broker before ``produced``, the progress record before ``flushed``."""
         if me.step == "begun":
             already = world.transaction.rows if world.transaction else ()
-            arriving = {"produced": me.batch}
+            arriving = {"produced": (me.batch, me.batch)}
             if not self.protocol.failed_delivery_ends_takeover:
-                arriving[f"produced (without {me.batch[-1]}, which did not fit into the queue)"] = me.batch[:-1]
-            for told, rows in arriving.items():
-                yield told, world.with_publisher(index, me._replace(step="produced"), transaction=Transaction((*already, *rows), None))
+                told = f"produced (without {me.batch[-1]}, which did not fit into the queue)"
+                arriving[told] = (me.batch[:-1], me.batch)
+            for count in range(1, len(me.batch)):
+                rows = me.batch[:count]
+                told = f"produced ({listed(rows)}, the time for delivering is used)"
+                arriving[told] = (rows, rows if self.protocol.progress_of_delivered else me.batch)
+            for told, (rows, batch) in arriving.items():
+                after = me._replace(step="produced", batch=batch)
+                yield told, world.with_publisher(index, after, transaction=Transaction((*already, *rows), None))
         elif world.transaction:  # outside a transaction the broker refuses the record
             progress = me.batch[-1] if self.protocol.position_in_kafka else None
             transaction = world.transaction._replace(progress=progress)
@@ -314,6 +363,9 @@ class Model:
         told = listed(world.transaction.rows if world.transaction else ())
         committed = world.committed().with_publisher(index, me._replace(step="committed", batch=me.batch[-1:]))
         yield f"committed ({told})", committed
+        if world.transaction:
+            for what, broken in self._markers_dropped(world, world.transaction, committed):
+                yield f"committed ({told}), the broker drops the markers of {what}", broken
         yield f"committed ({told}, at the second request; the first is late)", committed._replace(late_commit=True)
         if self.protocol.takeover_after_failed_commit:
             then, left = "gives up", IDLE

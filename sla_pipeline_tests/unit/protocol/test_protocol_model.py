@@ -35,6 +35,7 @@ RESTORED = Surroundings(takeover_count=2, restore_count=1)
 EMPTIED = Surroundings(recreation_count=1)
 ZERO_REWRITTEN = replace(EMPTIED, record_zero_rewritten="always")
 TAIL_LOST = replace(CALM, tail_loss_count=1)
+MARKERS_DROPPED = Surroundings(tickets="ab", takeover_count=4, marker_loss_count=1)
 
 
 def search(protocol: Protocol, surroundings: Surroundings, properties: Properties, *, names_exchangeable: bool = False) -> Result[World]:
@@ -141,6 +142,46 @@ def test_the_protocol_as_built_keeps_its_promises_in_every_interleaving(disaster
     show(row)
     assert (result.violated, told(result.history)) == (None, "")
     assert row in PAGE.read_text(), "docs/exactly-once.md quotes other numbers"
+
+
+def makes_visible_what_hung(protocol: Protocol, surroundings: Surroundings) -> Callable[[World], bool]:
+    """Whether a publisher left alone leaves nothing without an end and no row passed over, or fails closed, sending nothing."""
+    model = Model(protocol, surroundings)
+
+    def holds(world: World) -> bool:
+        if world.publishers != (IDLE, IDLE) or world.refusal or world.epoch > surroundings.takeover_count - 2:
+            return True
+        _, after = left_alone(model, world)
+        if after.refusal:
+            return after.visible == world.visible
+        return after.hanging is None and all(row in after.visible for row in after.rows[: after.progress[-1].seq])
+
+    return holds
+
+
+def test_end_markers_that_the_broker_drops_double_nothing_and_lose_nothing() -> None:
+    """A row may be noted in Postgres as published and hang: the commit was answered. So that property is not asked for here."""
+    properties = {name: PROPERTIES[name] for name in (NO_DOUBLE, IN_ORDER)}
+    properties["what hangs is published, or the publisher fails closed"] = makes_visible_what_hung(Protocol(), MARKERS_DROPPED)
+    result = search(Protocol(), MARKERS_DROPPED, properties, names_exchangeable=True)
+    bounds = f"{len(MARKERS_DROPPED.tickets)} | {MARKERS_DROPPED.takeover_count}"
+    row = f"| the end markers of a transaction dropped | {bounds} | {result.state_count:,} |"
+    show(row)
+    assert (result.violated, told(result.history)) == (None, "")
+    assert row in PAGE.read_text(), "docs/exactly-once.md quotes other numbers"
+
+
+def test_a_commit_that_was_answered_and_noted_and_hangs_is_published_by_the_next_publisher() -> None:
+    model = Model(surroundings=MARKERS_DROPPED)
+
+    def never(world: World) -> bool:
+        hangs = world.hanging and world.hanging.rows and world.hanging.progress and world.published_seq and not world.visible
+        if not hangs or world.publishers != (IDLE, IDLE):
+            return True
+        _, after = left_alone(model, world)
+        return after.visible != world.rows
+
+    assert search(Protocol(), MARKERS_DROPPED, {"never": never}).violated == "never"
 
 
 def test_recovery_takes_nothing_for_published_whose_event_has_expired() -> None:
@@ -263,6 +304,7 @@ REFUSALS = {
     "progress is beyond next_seq": RESTORED,
     "the row at the position is not the one that was published": RESTORED,
     "progress is behind published_seq": ZERO_REWRITTEN,
+    "a part of a transaction without an end is visible": MARKERS_DROPPED,
 }
 
 
@@ -302,6 +344,10 @@ SHORTCUTS = {
     "a record that did not reach the broker does not end the takeover": Shortcut(
         Protocol(failed_delivery_ends_takeover=False), CALM, NO_ROW_PASSED
     ),
+    "the progress record names the last record read, where fewer were handed over": Shortcut(
+        Protocol(progress_of_delivered=False), CALM, NO_ROW_PASSED
+    ),
+    "nobody looks for a transaction without an end": Shortcut(Protocol(hanging_ended=False), MARKERS_DROPPED, NO_DOUBLE),
     "an empty progress topic counts as sequence 0": Shortcut(Protocol(empty_topic_refused=False), EMPTIED, NO_DOUBLE),
     "migrate writes sequence 0 into any empty progress topic": Shortcut(Protocol(), ZERO_REWRITTEN, NO_DOUBLE),
     "and progress is not compared with published_seq": Shortcut(Protocol(published_seq_checked=False), ZERO_REWRITTEN, GOES_ON),

@@ -49,6 +49,8 @@ class Publisher(NamedTuple):
     next_seq: int = 0
     position: Row = ZERO
     batch: tuple[Row, ...] = ()
+    given_up_seq: int = 0
+    """Up to here goes the hanging transaction that it has aborted itself."""
 
 
 IDLE = Publisher()
@@ -81,6 +83,8 @@ class World(NamedTuple):
     """How often Postgres was restored."""
     epoch: int = 0
     transaction: Transaction | None = None
+    hanging: Transaction | None = None
+    """A transaction whose end markers the broker dropped: no reader gets past its records, and the next markers decide over them."""
     late_commit: bool = False
     """A request to commit is still under way. One of an older epoch is refused, so a new epoch clears this."""
     progress: tuple[Row, ...] = (ZERO,)
@@ -118,16 +122,18 @@ class World(NamedTuple):
         return self._replace(publishers=(publisher, self.publishers[1]) if index == 0 else (self.publishers[0], publisher), **changes)
 
     def fenced(self) -> "World":
-        """After a new epoch has begun: what was open is aborted."""
-        return self._replace(epoch=self.epoch + 1, transaction=None, late_commit=False)
+        """After a new epoch has begun: what was open is aborted, and what hangs along with it."""
+        hanging = None if self.transaction else self.hanging
+        return self._replace(epoch=self.epoch + 1, transaction=None, hanging=hanging, late_commit=False)
 
     def committed(self) -> "World":
-        """After the open transaction, if there is one, has been committed."""
+        """After the open transaction, if there is one, has been committed, and what hangs along with it."""
         if self.transaction is None:
             return self
-        rows, progress = self.transaction
-        told = (*self.progress, progress) if progress else self.progress
-        return self._replace(transaction=None, visible=(*self.visible, *rows), progress=told)
+        ended = [each for each in (self.hanging, self.transaction) if each]
+        visible = (*self.visible, *(row for each in ended for row in each.rows))
+        progress = (*self.progress, *(each.progress for each in ended if each.progress))
+        return self._replace(transaction=None, hanging=None, visible=visible, progress=progress)
 
     def taken_for_published(self, seq: int) -> "World":
         """After somebody took all rows up to ``seq`` for published; keeps in mind one for which that is not true."""

@@ -1,0 +1,83 @@
+"""What a broker may leave out of its answers about the topics, or never answer: an error of ours that names it, in bounded time."""
+
+import time
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sla_pipeline.errors import KafkaError, KafkaUnavailable
+from sla_pipeline.kafka.deadline import Deadline
+from sla_pipeline.kafka.settings import KafkaSettings
+from sla_pipeline.kafka.topics import EventTopic, TopicChecker
+
+SETTINGS = KafkaSettings("127.0.0.1:1", topic="events")
+EVENTS, PROGRESS = SETTINGS.topic, SETTINGS.progress_topic
+COMPLETE = {
+    EVENTS: {"cleanup.policy": "delete", "max.message.bytes": "1048588", "retention.ms": "-1", "min.insync.replicas": "2"},
+    PROGRESS: {"cleanup.policy": "compact"},
+}
+
+
+class Admin:
+    """Answers from a table; a topic that is not in it is never answered."""
+
+    def __init__(self, configs: dict[str, dict[str, str]], partitions: dict[str, int]) -> None:
+        self.configs = configs
+        self.partitions = partitions
+
+    def list_topics(self, topic: str, timeout: float) -> Any:
+        counts = {name: SimpleNamespace(error=None, partitions=dict.fromkeys(range(count))) for name, count in self.partitions.items()}
+        return SimpleNamespace(topics={name: found for name, found in counts.items() if name == topic})
+
+    def describe_configs(self, resources: list[Any], request_timeout: float) -> dict[Any, "Future[Any]"]:
+        answers = {resource: Future[Any]() for resource in resources}
+        for resource, future in answers.items():
+            if resource.name in self.configs:
+                values = self.configs[resource.name]
+                future.set_result({name: SimpleNamespace(value=value) for name, value in values.items()})
+        return answers
+
+    def poll(self, timeout: float) -> None:
+        pass
+
+
+def check(
+    monkeypatch: pytest.MonkeyPatch, configs: dict[str, dict[str, str]] = COMPLETE, partitions: dict[str, int] | None = None
+) -> EventTopic:
+    admin = Admin(configs, {EVENTS: 3, PROGRESS: 1} if partitions is None else partitions)
+    monkeypatch.setattr("sla_pipeline.kafka.topics.open_admin", lambda settings, reports: admin)
+    return TopicChecker(SETTINGS).check(Deadline(0.2))
+
+
+def test_a_complete_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert check(monkeypatch) == EventTopic(partition_count=3, max_message_bytes=1_048_588, retention_ms=-1, min_insync_replicas=2)
+
+
+@pytest.mark.parametrize(("topic", "name"), [(topic, name) for topic, values in COMPLETE.items() for name in values])
+def test_a_setting_that_the_broker_does_not_return_is_named(topic: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    lacking = {**COMPLETE, topic: {key: value for key, value in COMPLETE[topic].items() if key != name}}
+    with pytest.raises(KafkaError, match=rf"did not return {name} of topic {topic}, .*kafka-configs.sh --describe --all --topic {topic} "):
+        check(monkeypatch, lacking)
+
+
+@pytest.mark.parametrize("name", ["max.message.bytes", "retention.ms", "min.insync.replicas"])
+def test_a_setting_that_is_no_number_is_shown(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    odd = {**COMPLETE, EVENTS: {**COMPLETE[EVENTS], name: "None"}}
+    with pytest.raises(KafkaError, match=rf"topic {EVENTS} has {name}=.None., which is no whole number.*--delete-config {name}"):
+        check(monkeypatch, odd)
+
+
+@pytest.mark.parametrize("topic", [EVENTS, PROGRESS])
+def test_a_topic_that_the_answer_leaves_out_does_not_exist(topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    partitions = {name: 1 for name in (EVENTS, PROGRESS) if name != topic}
+    with pytest.raises(KafkaError, match=f"topic {topic} does not exist on Kafka at 127.0.0.1:1"):
+        check(monkeypatch, partitions=partitions)
+
+
+def test_an_answer_that_never_comes_is_waited_for_in_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    began = time.monotonic()
+    with pytest.raises(KafkaUnavailable, match=r"no answer after 0\.\d s.*while|while reading the topics' settings .*no answer after"):
+        check(monkeypatch, {EVENTS: COMPLETE[EVENTS]})
+    assert time.monotonic() - began < 3
