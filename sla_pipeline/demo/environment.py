@@ -17,7 +17,8 @@ from psycopg import pq
 
 from sla_pipeline.embedded.jars import CACHE_VARIABLE, REPOSITORY_VARIABLE
 from sla_pipeline.kafka.settings import BOOTSTRAP_SERVERS_VARIABLE, CLIENT_CONFIG_VARIABLE, TOPIC_VARIABLE
-from sla_pipeline.postgres.session import POSTGRES_URL
+from sla_pipeline.postgres.migrate import OWNER_URL
+from sla_pipeline.postgres.session import POSTGRES_URL, SINGLE_RUNNER
 
 __all__ = ["Addresses", "isolated_environment", "second_shell_file"]
 
@@ -29,7 +30,7 @@ _INHERITED = frozenset({CACHE_VARIABLE, REPOSITORY_VARIABLE})
 _NO_PROXY = ("no_proxy", "NO_PROXY")
 _LOCAL = "127.0.0.1,localhost"
 # settings that the demo leaves at their defaults: a shell may have them for another deployment
-_UNSET = (TOPIC_VARIABLE, CLIENT_CONFIG_VARIABLE, "SLA_SINGLE_RUNNER")
+_UNSET = (TOPIC_VARIABLE, CLIENT_CONFIG_VARIABLE, SINGLE_RUNNER)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -79,7 +80,7 @@ def second_shell_file(path: Path, addresses: Addresses) -> Iterator[None]:
 def _as_shell(addresses: Addresses) -> str:
     # libpq itself lists the variables that it reads; any of them could redirect a session, whatever the URL says
     libpq = [option.envvar.decode() for option in pq.Conninfo.get_defaults() if option.envvar]
-    exports = addresses.variables() | {"SLA_POSTGRES_OWNER_URL": addresses.owner_url}
+    exports = addresses.variables() | {OWNER_URL: addresses.owner_url}
     return "".join(
         [
             "# Addresses and passwords of the running demo: new at each start, gone at its end.\n",

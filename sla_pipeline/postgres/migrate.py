@@ -19,9 +19,9 @@ from sqlalchemy.pool import NullPool
 from sla_pipeline.errors import ConfigurationError, DatabaseError, DatabaseUnavailable
 from sla_pipeline.postgres.schema import SCHEMA
 
-__all__ = ["downgrade", "owner_url_from_environment", "upgrade"]
+__all__ = ["OWNER_URL", "downgrade", "owner_url_from_environment", "upgrade"]
 
-_OWNER_URL = "SLA_POSTGRES_OWNER_URL"
+OWNER_URL = "SLA_POSTGRES_OWNER_URL"
 
 # names the lock that keeps two migrations apart; the number has no meaning
 _LOCK_KEY = 7_405_514_001
@@ -29,10 +29,10 @@ _LOCK_KEY = 7_405_514_001
 
 def owner_url_from_environment() -> str:
     """The owner's URL. Raises ``ConfigurationError`` when it is missing."""
-    url = os.environ.get(_OWNER_URL)
+    url = os.environ.get(OWNER_URL)
     if not url:
         raise ConfigurationError(
-            f"{_OWNER_URL} is not set; set it to postgresql://USER:PASSWORD@HOST:PORT/DATABASE of schema support's owner"
+            f"{OWNER_URL} is not set; set it to postgresql://USER:PASSWORD@HOST:PORT/DATABASE of schema support's owner"
         )
     return url
 
@@ -70,7 +70,7 @@ def _connected(owner_url: str) -> Iterator[tuple[Config, Connection]]:
     try:
         url = make_url(owner_url).set(drivername="postgresql+psycopg")
     except sqlalchemy.exc.ArgumentError:
-        raise ConfigurationError(f"{_OWNER_URL} is not a URL; write postgresql://USER:PASSWORD@HOST:PORT/DATABASE") from None
+        raise ConfigurationError(f"{OWNER_URL} is not a URL; write postgresql://USER:PASSWORD@HOST:PORT/DATABASE") from None
     # the encoding is named for a database without one, from which the driver would return bytes
     session = {"connect_timeout": 5, "application_name": "ticket-sla-monitor-migrate", "client_encoding": "utf8"}
     engine = create_engine(url, poolclass=NullPool, connect_args=session)

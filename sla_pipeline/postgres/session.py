@@ -28,6 +28,7 @@ __all__ = [
     "DISTANT_PAST",
     "LOCK_TIMEOUT_MS",
     "POSTGRES_URL",
+    "SINGLE_RUNNER",
     "STATEMENT_TIMEOUT_MS",
     "FaultScope",
     "PostgresSettings",
@@ -42,7 +43,7 @@ __all__ = [
 ]
 
 POSTGRES_URL = "SLA_POSTGRES_URL"
-_SINGLE_RUNNER = "SLA_SINGLE_RUNNER"
+SINGLE_RUNNER = "SLA_SINGLE_RUNNER"
 # a server that does not answer in this time is treated as away; a cycle has a minute
 _CONNECT_TIMEOUT_SECONDS = 5
 # Bounds one statement. The slowest is the claim under a backlog of millions, about a second; a cycle must end well inside its minute.
@@ -180,9 +181,9 @@ class PostgresSettings:
 
 def single_runner_from_environment() -> bool:
     """Whether ``SLA_SINGLE_RUNNER`` asks for the single-runner mode of SPEC 2.2; off by default. Raises ``ConfigurationError``."""
-    given = os.environ.get(_SINGLE_RUNNER, "0")
+    given = os.environ.get(SINGLE_RUNNER, "0")
     if given not in ("0", "1"):
-        raise ConfigurationError(f"{_SINGLE_RUNNER} is {given!r}; set it to 1 for one runner at a time, or to 0")
+        raise ConfigurationError(f"{SINGLE_RUNNER} is {given!r}; set it to 1 for one runner at a time, or to 0")
     return given == "1"
 
 

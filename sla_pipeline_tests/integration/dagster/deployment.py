@@ -45,6 +45,11 @@ class Deployment:
         self.daemon = dagster("daemon", "dagster._daemon", "run", "-w", "workspace.yaml")
         self.webserver = dagster("webserver", "dagster_webserver", "-h", "127.0.0.1", "-p", str(self._web_port), "-w", "workspace.yaml")
 
+    @property
+    def web_url(self) -> str:
+        """The webserver's address."""
+        return f"http://127.0.0.1:{self._web_port}"
+
     def start(self) -> None:
         """Starts code server and daemon, as a machine does after its boot."""
         self.code_server.start()
@@ -68,8 +73,8 @@ class Deployment:
 
     def send(self, query: str, **variables: Any) -> dict[str, Any]:
         """Sends what a page sends; returns ``data`` of the answer. Fails on an error of GraphQL itself."""
-        request = urllib.request.Request(
-            f"http://127.0.0.1:{self._web_port}/graphql",
+        request = urllib.request.Request(  # noqa: S310
+            f"{self.web_url}/graphql",
             data=json.dumps({"query": query, "variables": variables}).encode(),
             headers={"Content-Type": "application/json"},
         )

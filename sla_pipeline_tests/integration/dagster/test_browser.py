@@ -5,10 +5,8 @@ none.
 """
 
 import contextlib
-import os
 import re
 import shutil
-import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,8 +19,6 @@ import pytest
 from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecordStatus
 from playwright.sync_api import Page, expect, sync_playwright
 
-from sla_pipeline.embedded.ports import free_ports, listens
-from sla_pipeline.embedded.supervision import Service
 from sla_pipeline_tests.integration.conftest import Events
 from sla_pipeline_tests.integration.dagster.conftest import CHECK, REPOSITORY
 from sla_pipeline_tests.integration.dagster.deployment import deployment
@@ -56,14 +52,9 @@ pytestmark = [
 @pytest.fixture
 def url(home: Path) -> Iterator[str]:
     """The webserver's address, beside code server and daemon."""
-    (port,) = free_ports(1)
-    command = [sys.executable, "-m", "dagster_webserver", "-h", "127.0.0.1", "-p", str(port), "-w", "workspace.yaml"]
-    with (
-        deployment(home),
-        Service("webserver", command, home / "webserver.log", env=dict(os.environ), cwd=home) as webserver,
-    ):
-        webserver.wait_until(lambda: listens(port), _PATIENCE_SECONDS)
-        yield f"http://127.0.0.1:{port}"
+    with deployment(home) as deployed:
+        deployed.start_webserver()
+        yield deployed.web_url
 
 
 @pytest.fixture
