@@ -271,8 +271,11 @@ class Service:
 
 @contextlib.contextmanager
 def _signals_heard() -> Iterator[None]:
-    """A child made inside hears SIGINT and SIGQUIT even if we do not: what a script starts with & ignores both, and hands that down."""
-    ignored = [number for number in (signal.SIGINT, signal.SIGQUIT) if signal.getsignal(number) is signal.SIG_IGN]
+    """Let a child made inside receive its stop signal even where we ignore it.
+
+    What a script starts with & ignores SIGINT and SIGQUIT and hands that down; in such a process Dagster ignores SIGTERM as well.
+    """
+    ignored = [number for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM) if signal.getsignal(number) is signal.SIG_IGN]
     if threading.current_thread() is not threading.main_thread():
         ignored = []
     for number in ignored:
