@@ -4,9 +4,10 @@ What belongs here: existence, partitions, settings, the first progress record. W
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
@@ -26,12 +27,14 @@ __all__ = ["EventTopic", "TopicChecker", "check_topics", "create_topics", "end_o
 _ATTEMPT_SECONDS = 20.0
 _CALL_SECONDS = 8.0
 _SETTLING_POLL_SECONDS = 0.05
-# what a broker answers about a topic that it is just being told of
+# what a broker answers about a partition that is new to it, or whose leader is just changing
 _NOT_YET_KNOWN = (
     ClientError.UNKNOWN_TOPIC_OR_PART,
     ClientError.LEADER_NOT_AVAILABLE,
     ClientError.NOT_LEADER_FOR_PARTITION,
     ClientError.UNKNOWN_LEADER_EPOCH,
+    ClientError.FENCED_LEADER_EPOCH,
+    ClientError.OFFSET_NOT_AVAILABLE,
     ClientError._NOENT,
 )
 # with three replicas, two must have an event before it counts: one broker may die without a loss or a stop
@@ -97,14 +100,18 @@ class TopicChecker:
         admin = self._admin
         places = [(self._settings.topic, partition) for partition in range(event_topic.partition_count)]
         asked = {TopicPartition(*place): _latest() for place in (*places, (self._settings.progress_topic, PROGRESS_PARTITION))}
-        timeout = deadline.timeout_seconds(_CALL_SECONDS)
-        with translated(self._settings, "looking for transactions without an end", self._reports, poll=admin.poll):
+
+        def look() -> list[TopicPartition]:
+            timeout = deadline.timeout_seconds(_CALL_SECONDS)
             stable, ends = (
                 admin.list_offsets(asked, isolation_level=level, request_timeout=timeout)
                 for level in (IsolationLevel.READ_COMMITTED, IsolationLevel.READ_UNCOMMITTED)
             )
             found = [(place, _answer(future, timeout).offset, _answer(ends[place], timeout).offset) for place, future in stable.items()]
-        return [TopicPartition(place.topic, place.partition, stable_offset) for place, stable_offset, end in found if stable_offset < end]
+            return [TopicPartition(place.topic, place.partition, offset) for place, offset, end in found if offset < end]
+
+        with translated(self._settings, "looking for transactions without an end", self._reports, poll=admin.poll):
+            return _once_led(look, Deadline(deadline.timeout_seconds(_CALL_SECONDS)))
 
     def close(self) -> None:
         """Lets the admin client go, and what it has told. May be called again."""
@@ -223,14 +230,18 @@ def _await_creation(future: "Future[None]", timeout: float) -> None:
 def _await_leaders(settings: KafkaSettings, admin: AdminClient, deadline: Deadline) -> None:
     """Waits until both topics can be used: the brokers learn of a new topic, and who leads it, some milliseconds after it was made."""
     for topic in (settings.topic, settings.progress_topic):
-        while True:
-            try:
-                _end_offsets(admin, topic, deadline)
-                break
-            except KafkaException as error:
-                if error.args[0].code() not in _NOT_YET_KNOWN or not deadline.remaining_seconds():
-                    raise
-                time.sleep(_SETTLING_POLL_SECONDS)
+        _once_led(partial(_end_offsets, admin, topic, deadline), deadline)
+
+
+def _once_led(look: Callable[[], _Answer], deadline: Deadline) -> _Answer:
+    """The result of ``look``, which is called again while a partition's leader is not known or just changes."""
+    while True:
+        try:
+            return look()
+        except KafkaException as error:
+            if error.args[0].code() not in _NOT_YET_KNOWN or not deadline.remaining_seconds():
+                raise
+            time.sleep(_SETTLING_POLL_SECONDS)
 
 
 def _write_first_record(settings: KafkaSettings, admin: AdminClient, reports: ClientReports, deadline: Deadline) -> None:

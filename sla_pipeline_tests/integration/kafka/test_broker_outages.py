@@ -1,9 +1,13 @@
 """A broker that is down, dies or freezes while publishing: nothing lost, nothing doubled, and an end in bounded time."""
 
+import sys
+import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+from confluent_kafka.admin import AdminClient
 
 from sla_pipeline.embedded import EmbeddedKafka
 from sla_pipeline.errors import KafkaUnavailable
@@ -41,6 +45,32 @@ def at_step(name: str, action: Callable[[], None]) -> Callable[[str], None]:
             left.pop()()
 
     return on_step
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux shows the state of each thread")
+def test_no_thread_of_a_frozen_broker_runs_on(broker: EmbeddedKafka) -> None:
+    """Or it answers a commit after it was frozen."""
+    ended = threading.Event()
+
+    def keep_busy() -> None:
+        client = AdminClient({"bootstrap.servers": broker.bootstrap_servers})
+        while not ended.is_set():
+            client.list_topics(timeout=30)
+
+    clients = [threading.Thread(target=keep_busy) for _ in range(3)]
+    for client in clients:
+        client.start()
+    try:
+        for _ in range(20):
+            broker.freeze()
+            threads = Path(f"/proc/{broker.service.pid}/task").glob("*/stat")
+            states = {thread.read_text().rpartition(")")[2].split()[0] for thread in threads}
+            broker.thaw()
+            assert states == {"T"}
+    finally:
+        ended.set()
+        for client in clients:
+            client.join()
 
 
 @pytest.mark.parametrize("fate", ["killed", "frozen and killed", "frozen and thawed"])
