@@ -7,6 +7,7 @@ import pytest
 
 from sla_pipeline.cycle import CycleInput
 from sla_pipeline.errors import DatabaseBusy, DatabaseUnavailable
+from sla_pipeline.postgres import session
 from sla_pipeline_tests.integration.conftest import Cycle, Events
 from sla_pipeline_tests.tickets import FIRST_RESPONSE_OVERDUE, breached_ids, make_tickets
 
@@ -56,7 +57,10 @@ def test_a_position_that_cannot_be_noted_ends_the_publishing_not_the_cycle(
     assert [event.ticket_id for event in events()] == tickets
 
 
-def test_a_claim_that_waits_too_long_ends_the_cycle_in_our_words(support: Support, operator: Support, cycle: Cycle) -> None:
+def test_a_claim_that_waits_too_long_ends_the_cycle_in_our_words(
+    support: Support, operator: Support, cycle: Cycle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(session._SETTINGS, "lock_timeout", 300)
     operator.execute("lock table support.tickets in access exclusive mode")
     with pytest.raises(
         DatabaseBusy, match=r"lock timeout \(55P03\) in database .*; the next cycle tries again\. If it comes often, look for"
