@@ -67,10 +67,7 @@ class TopicChecker:
 
     def check(self, deadline: Deadline) -> EventTopic:
         """Raises ``KafkaError`` that names topic, setting, value and remedy; ``KafkaUnavailable`` when there is no answer."""
-        # not `or`: a client has a length, that of its queue, and so counts as false
-        if self._admin is None:
-            self._admin = open_admin(self._settings, self._reports)
-        admin, topics = self._admin, (self._settings.topic, self._settings.progress_topic)
+        admin, topics = self._client(), (self._settings.topic, self._settings.progress_topic)
         try:
             partitions = {topic: self._partition_count(admin, topic, deadline) for topic in topics}
             configs = self._configs(admin, topics, deadline)
@@ -79,6 +76,12 @@ class TopicChecker:
             self.close()
             raise
         return _judged(self._settings, partitions, configs)
+
+    def _client(self) -> AdminClient:
+        # not `or`: a client has a length, that of its queue, and so counts as false
+        if self._admin is None:
+            self._admin = open_admin(self._settings, self._reports)
+        return self._admin
 
     def _partition_count(self, admin: AdminClient, topic: str, deadline: Deadline) -> int:
         with translated(self._settings, "looking up the topics", self._reports, poll=admin.poll, topic=topic):
@@ -95,14 +98,11 @@ class TopicChecker:
 
     def unended(self, event_topic: EventTopic, deadline: Deadline) -> list[TopicPartition]:
         """Partitions with records of a transaction that has no end, each with the offset of the first one."""
-        if self._admin is None:
-            self._admin = open_admin(self._settings, self._reports)
-        admin = self._admin
         places = [(self._settings.topic, partition) for partition in range(event_topic.partition_count)]
         asked = {TopicPartition(*place): _latest() for place in (*places, (self._settings.progress_topic, PROGRESS_PARTITION))}
 
         def look() -> list[TopicPartition]:
-            timeout = deadline.timeout_seconds(_CALL_SECONDS)
+            admin, timeout = self._client(), deadline.timeout_seconds(_CALL_SECONDS)
             stable, ends = (
                 admin.list_offsets(asked, isolation_level=level, request_timeout=timeout)
                 for level in (IsolationLevel.READ_COMMITTED, IsolationLevel.READ_UNCOMMITTED)
@@ -110,8 +110,9 @@ class TopicChecker:
             found = [(place, _answer(future, timeout).offset, _answer(ends[place], timeout).offset) for place, future in stable.items()]
             return [TopicPartition(place.topic, place.partition, offset) for place, offset, end in found if offset < end]
 
-        with translated(self._settings, "looking for transactions without an end", self._reports, poll=admin.poll):
-            return _once_led(look, Deadline(deadline.timeout_seconds(_CALL_SECONDS)))
+        with translated(self._settings, "looking for transactions without an end", self._reports):
+            # a client that has seen a partition's leader goes on to ask it; a new one looks it up
+            return _once_led(look, Deadline(deadline.timeout_seconds(_CALL_SECONDS)), before_next=self.close)
 
     def close(self) -> None:
         """Lets the admin client go, and what it has told. May be called again."""
@@ -233,7 +234,7 @@ def _await_leaders(settings: KafkaSettings, admin: AdminClient, deadline: Deadli
         _once_led(partial(_end_offsets, admin, topic, deadline), deadline)
 
 
-def _once_led(look: Callable[[], _Answer], deadline: Deadline) -> _Answer:
+def _once_led(look: Callable[[], _Answer], deadline: Deadline, *, before_next: Callable[[], None] = lambda: None) -> _Answer:
     """The result of ``look``, which is called again while a partition's leader is not known or just changes."""
     while True:
         try:
@@ -241,6 +242,7 @@ def _once_led(look: Callable[[], _Answer], deadline: Deadline) -> _Answer:
         except KafkaException as error:
             if error.args[0].code() not in _NOT_YET_KNOWN or not deadline.remaining_seconds():
                 raise
+            before_next()
             time.sleep(_SETTLING_POLL_SECONDS)
 
 
