@@ -29,7 +29,7 @@ from sla_pipeline.kafka.topics import EventTopic, TopicChecker
 __all__ = ["Hanging", "abort_hanging", "find_hanging", "require_invisible"]
 
 # a broker shows a marker it has just written a moment later; what has no end after this long gets none
-_SETTLING_SECONDS = 1.0
+_SETTLING_SECONDS = 3.0
 _SETTLING_POLL_SECONDS = 0.05
 _CALL_SECONDS = 8.0
 _POLL_SECONDS = 0.2
