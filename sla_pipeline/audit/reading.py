@@ -159,7 +159,9 @@ def _stalled(settings: KafkaSettings, topic: str, positions: dict[int, int], mis
 
 
 def _partitions(consumer: Consumer, topic: str) -> list[int]:
-    found = consumer.list_topics(topic, timeout=_CALL_SECONDS).topics[topic]
+    found = consumer.list_topics(topic, timeout=_CALL_SECONDS).topics.get(topic)
+    if found is None:
+        raise KafkaException(ClientError(ClientError.UNKNOWN_TOPIC_OR_PART, f"the answer does not hold topic {topic}"))
     if found.error:
         raise KafkaException(found.error)
     return sorted(found.partitions)

@@ -17,6 +17,7 @@ from sla_pipeline.monitor.steps import Database
 from sla_pipeline.postgres import journal
 from sla_pipeline.postgres.session import PostgresSettings
 from sla_pipeline_tests.integration.conftest import Cycle, Events
+from sla_pipeline_tests.integration.kafka.waiting import wait_until
 from sla_pipeline_tests.tickets import (
     FIRST_RESPONSE_OVERDUE,
     HOUR,
@@ -30,6 +31,9 @@ from sla_pipeline_tests.tickets import (
 )
 
 Support = psycopg.Connection[Any]
+_ADVISORY_LOCKS = """
+select from pg_locks where locktype = 'advisory' and database = (select oid from pg_database where datname = current_database())
+"""
 _SINGLE_RUNNER_LOCK = "Pin:lock:job:scheduled:support-ticket-sla-monitor"
 
 
@@ -178,6 +182,8 @@ def test_single_runner_mode_leaves_the_cycle_to_the_other_runner(
     assert "cycle skipped" in [record.getMessage() for record in logged]
 
     first.close()
+    # the server frees the lock when it notices the end of the session, a moment after the client has closed it
+    wait_until(lambda: not support.execute(_ADVISORY_LOCKS).fetchall(), what="the server to free the lock")
     assert run_cycle(second, relay, clock=clock).processed == 5
     assert breached_ids(support) == set(tickets)
     second.close()
