@@ -74,6 +74,7 @@ class BatchMarker:
         self._suspects: list[BadRow] = []
         self._refused_in_a_row = 0
         self._sequence_checked = False
+        self._busy_queue_ids: list[str] = []
         self._last_fault: SlaPipelineError | None = None
 
         self._connection = database.connection()
@@ -139,6 +140,8 @@ class BatchMarker:
                     continue
                 self._note_refusal(piece[0], failed)
                 position += 1
+                if self._is_of_another_busy_queue(failed):
+                    ids[position:] = self._other_queues_first(ids[position:])
                 if self._refused_in_a_row == _HOPELESS_COUNT:
                     if sampled:
                         break
@@ -174,6 +177,20 @@ class BatchMarker:
             self._refused_in_a_row += 1
         else:
             self._set_aside([bad])
+
+    def _is_of_another_busy_queue(self, failed: BatchFailed) -> bool:
+        """Whether a ticket that was busy is of a queue that is not known to be; then it is from now on."""
+        queue_id = failed.tickets[0].queue_id if failed.tickets else None
+        if queue_id is None or queue_id in self._busy_queue_ids or self._scope_of(failed) is not FaultScope.BUSY:
+            return False
+        self._busy_queue_ids.append(queue_id)
+        return True
+
+    def _other_queues_first(self, ids: list[str]) -> list[str]:
+        """A lock that a trigger waits for is mostly one per queue: the other queues' tickets must not wait behind those of a busy one."""
+        with counted(self._database, self._totals.errors, what="ordering tickets by queue"):
+            return tickets.other_queues_first(self._connection, ids, self._busy_queue_ids)
+        return ids
 
     def _settle_suspects(self) -> None:
         """Set the suspects aside when another ticket was marked. Raises the fault when none was: then the fault is no ticket's."""

@@ -16,7 +16,7 @@ from psycopg.rows import args_row
 
 from sla_pipeline.postgres.session import TolerantTimestamptzLoader
 
-__all__ = ["LockedTicket", "Preview", "claim", "count_backlog", "id_array", "lock_batch", "preview", "still_overdue"]
+__all__ = ["LockedTicket", "Preview", "claim", "count_backlog", "id_array", "lock_batch", "other_queues_first", "preview", "still_overdue"]
 
 _FIRST_RESPONSE_OVERDUE = (
     "status in ('New', 'InWork') and not sla_breached and first_response_at is null and first_response_due_at < %(now_utc)s"
@@ -65,6 +65,12 @@ for no key update skip locked
 
 # Index: the primary key.
 _STILL_OVERDUE = f"select id from support.tickets where id = any(%(ids)s::uuid[]) and {OVERDUE} order by first_response_due_at, id"
+
+# Index: the primary key.
+_OTHER_QUEUES_FIRST = """
+select id from unnest(%(ids)s::uuid[]) with ordinality as claimed (id, position) join support.tickets using (id)
+order by coalesce(queue_id = any(%(queue_ids)s::uuid[]), false), position
+"""
 
 # Index: both of ours, up to now: O(backlog).
 _BACKLOG = f"""
@@ -181,6 +187,12 @@ def lock_batch(connection: psycopg.Connection, ids: Sequence[str], *, now_utc: d
 def still_overdue(connection: psycopg.Connection, ids: Sequence[str], *, now_utc: datetime) -> list[str]:
     """Those of ``ids`` that are overdue as committed: after ``lock_batch`` passed them over, somebody else holds them."""
     cursor = connection.execute(_STILL_OVERDUE, {"ids": id_array(ids), "now_utc": now_utc})
+    return [ticket_id for (ticket_id,) in cursor]
+
+
+def other_queues_first(connection: psycopg.Connection, ids: Sequence[str], queue_ids: Iterable[str]) -> list[str]:
+    """``ids`` in their order, but those of the queues ``queue_ids`` last; without the tickets that are gone."""
+    cursor = connection.execute(_OTHER_QUEUES_FIRST, {"ids": id_array(ids), "queue_ids": id_array(queue_ids)})
     return [ticket_id for (ticket_id,) in cursor]
 
 

@@ -6,14 +6,14 @@ from typing import Any
 import psycopg
 import pytest
 
-from sla_pipeline.cycle import Claim, CycleInput
+from sla_pipeline.cycle import Claim, CycleInput, SimulatedClock
 from sla_pipeline.errors import DatabaseBusy, UnexpectedFault
 from sla_pipeline.kafka.relay import Relay
 from sla_pipeline.monitor import batches, steps
 from sla_pipeline.monitor.steps import Database
 from sla_pipeline.postgres import session, tickets
 from sla_pipeline_tests.integration.conftest import Cycle, Events
-from sla_pipeline_tests.tickets import FIRST_RESPONSE_OVERDUE, HOUR, NOW, before_update, breached_ids, make_ticket, make_tickets
+from sla_pipeline_tests.tickets import FIRST_RESPONSE_OVERDUE, HOUR, MINUTE, NOW, before_update, breached_ids, make_ticket, make_tickets
 
 Support = psycopg.Connection[Any]
 # put together, since a traceback shows the source
@@ -60,26 +60,33 @@ def test_ten_thousand_updates_that_run_into_the_time_out(
 
 
 def test_a_lock_on_the_rows_of_one_queue(
-    support: Support, operator: Support, cycle: Cycle, events: Events, monkeypatch: pytest.MonkeyPatch
+    support: Support, operator: Support, cycle: Cycle, clock: SimulatedClock, events: Events, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A trigger counts open breaches in the queue's row, which another session holds: the other queue's tickets go out in this cycle."""
     monkeypatch.setattr(batches, "_BATCH_LOCK_MS", 300)
+    monkeypatch.setattr(batches, "_MARK_SECONDS", 4.0)
     support.execute("create table support.queues (id uuid primary key, breached integer not null default 0)")
     support.execute("grant select, update on support.queues to sla_worker")
-    free = make_tickets(support, 40, **FIRST_RESPONSE_OVERDUE | {"queue_id": _OTHER_QUEUE, "first_response_due_at": NOW - HOUR})
-    held = make_tickets(support, 10, **FIRST_RESPONSE_OVERDUE | {"first_response_due_at": NOW - HOUR})
+    free, held = [], []
+    for second in range(300):
+        due = FIRST_RESPONSE_OVERDUE | {"first_response_due_at": NOW - HOUR + second * MINUTE / 60}
+        held.append(make_ticket(support, **due))
+        free.append(make_ticket(support, **due | {"queue_id": _OTHER_QUEUE}))
     support.execute("insert into support.queues (id) select distinct queue_id from support.tickets")
     before_update(support, "update support.queues set breached = breached + 1 where id = new.queue_id;")
     operator.execute("select 1 from support.queues where id <> %s for update", (_OTHER_QUEUE,))
 
-    report = cycle(CycleInput(batch_size=10))
+    report = cycle(CycleInput(batch_size=100))
 
-    assert (report.processed, report.published, report.backlog) == (40, 40, 10)
-    assert report.duration_ms < 15_000
+    assert (report.processed, report.published, report.backlog) == (300, 300, 300)
     assert breached_ids(support) == set(free)
     assert {event.ticket_id for event in events()} == set(free)
-    assert {error.split("(")[1].split(")")[0] for error in report.errors} == set(held)
+    (left,) = [error for error in report.errors if "are left to the next cycle" in error]
+    assert "canceling statement due to lock timeout (55P03)" in left
     operator.rollback()
+    clock.moment += HOUR
+    assert cycle().processed == 300
+    assert breached_ids(support) == {*free, *held}
 
 
 def test_a_claim_that_fails_does_not_hold_back_what_waits(
