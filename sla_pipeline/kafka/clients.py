@@ -29,6 +29,8 @@ _FLUSH_SECONDS = 0.2
 # after a failure: how long the callbacks that explain it are waited for
 _HEAR_SECONDS = 0.1
 _HEAR_TRIES = 3
+# Deliveries that failed because another one did: librdkafka empties its queue then, and on a busy machine reports these first.
+_CONSEQUENCES = (ClientError._PURGE_QUEUE, ClientError._PURGE_INFLIGHT)
 # the threads of a client take its records back at once; one that still looks up a name has sent none
 _PURGE_SECONDS = 2.0
 _QUIET_FACILITIES = {
@@ -164,9 +166,22 @@ class TransactionalProducer:
         while (left_count := self._client.flush(_FLUSH_SECONDS)) or self._failed:
             if self._failed:
                 # what is left is not even sent any more, and would be waited for in vain
-                raise KafkaException(self._failed[0][0])
+                self._await_cause()
+                raise KafkaException(self._first_failure)
             if not patience.remaining_seconds():
                 raise KafkaException(ClientError(ClientError._MSG_TIMED_OUT, f"{left_count} records undelivered after {timeout:.1f} s"))
+
+    @property
+    def _first_failure(self) -> ClientError | None:
+        """The first failed delivery that is no consequence of another one; else the first."""
+        errors = [error for error, _ in self._failed]
+        return next((error for error in errors if error.code() not in _CONSEQUENCES), errors[0] if errors else None)
+
+    def _await_cause(self) -> None:
+        for _ in range(_HEAR_TRIES):
+            if self._first_failure is not None and self._first_failure.code() not in _CONSEQUENCES:
+                return
+            self._client.poll(_HEAR_SECONDS)
 
     def commit(self, timeout: float) -> None:
         """Commits the transaction. An error tells nothing about whether it is committed."""
@@ -175,11 +190,12 @@ class TransactionalProducer:
     @property
     def told(self) -> ClientError | None:
         """What the client told besides the error of a call: a fatal error, else the first failed delivery, else its last report."""
-        return self._fatal or (self._failed[0][0] if self._failed else self.reports.error)
+        return self._fatal or self._first_failure or self.reports.error
 
     def failed_keys(self) -> list[bytes]:
         """The keys of the records whose delivery failed first, and of those that failed alike; the rest fell with their transaction."""
-        return [message.key() or b"" for error, message in self._failed if error.code() == self._failed[0][0].code()]
+        first = self._first_failure
+        return [message.key() or b"" for error, message in self._failed if first is not None and error.code() == first.code()]
 
     def hear(self) -> None:
         """Lets the client tell what it has to tell, after a failure and before ``drop``; never raises.
