@@ -6,6 +6,7 @@ What belongs here: the few requests of Kafka's protocol that write them; no clie
 
 import socket
 import struct
+import time
 from collections.abc import Sequence
 
 from sla_pipeline.cycle import BreachRecord
@@ -20,6 +21,7 @@ UNVERIFIED = {"transaction.partition.verification.enable": "false"}
 
 _PRODUCE, _INIT_PRODUCER_ID = 0, 22
 _IS_TRANSACTIONAL = 0x10
+_CONCURRENT_TRANSACTIONS = 51
 
 
 def leave_hanging(settings: KafkaSettings, events: dict[int, Sequence[BreachRecord]], progress: Progress | None) -> None:
@@ -27,9 +29,7 @@ def leave_hanging(settings: KafkaSettings, events: dict[int, Sequence[BreachReco
     host, _, port = settings.bootstrap_servers.partition(":")
     with socket.create_connection((host, int(port)), timeout=10) as connection:
         transactional_id = _text(settings.transactional_id)
-        answer = _call(connection, _INIT_PRODUCER_ID, 1, transactional_id + struct.pack(">i", 30_000))
-        _, error, producer_id, epoch = struct.unpack(">ihqh", answer)
-        assert error == 0, f"InitProducerId: error {error}"
+        producer_id, epoch = _init_producer_id(connection, transactional_id)
         places = [
             (settings.topic, partition, [_event(index, record) for index, record in enumerate(records)])
             for partition, records in events.items()
@@ -44,6 +44,19 @@ def leave_hanging(settings: KafkaSettings, events: dict[int, Sequence[BreachReco
             # one topic, its name, one partition, its number
             (error,) = struct.unpack_from(">h", answer, 4 + 2 + len(topic) + 4 + 4)
             assert error == 0, f"Produce to {topic}-{partition}: error {error}"
+
+
+def _init_producer_id(connection: socket.socket, transactional_id: bytes) -> tuple[int, int]:
+    """Asked again while the markers of the transaction before are still being written, as every client does."""
+    end = time.monotonic() + 10
+    while True:
+        answer = _call(connection, _INIT_PRODUCER_ID, 1, transactional_id + struct.pack(">i", 30_000))
+        _, error, producer_id, epoch = struct.unpack(">ihqh", answer)
+        if error != _CONCURRENT_TRANSACTIONS:
+            assert error == 0, f"InitProducerId: error {error}"
+            return producer_id, epoch
+        assert time.monotonic() < end, "the markers of the transaction before were not written in 10 s"
+        time.sleep(0.02)
 
 
 def _call(connection: socket.socket, key: int, version: int, body: bytes) -> bytes:
