@@ -196,13 +196,25 @@ class Service:
         Returns when every thread has stopped: kill(2) returns before that, 50 to 200 ms on a busy machine, in which a server still answers.
         Raises ``ServiceError`` when one does not stop.
         """
-        self.check()
-        frozen = self._freeze_family()
         deadline = time.monotonic() + _STOP_TIMEOUT_SECONDS
-        while not all(map(_has_stopped, frozen)):
+        # a guard that is frozen while it is still setting itself up would never end the service
+        self._freeze_step(deadline, lambda: not self._is_still_the_guard())
+        frozen = self._freeze_family()
+        self._freeze_step(deadline, lambda: all(map(_has_stopped, frozen)))
+
+    def _freeze_step(self, deadline: float, is_done: Callable[[], bool]) -> None:
+        while not is_done():
+            self.check()
             if time.monotonic() > deadline:
                 raise ServiceError(f"{self.name} did not freeze within {_STOP_TIMEOUT_SECONDS:.0f} s")
             time.sleep(_FREEZE_POLL_SECONDS)
+
+    def _is_still_the_guard(self) -> bool:
+        """Whether the shell has not been replaced by the service yet; false when it has ended."""
+        self.check()
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return _GUARD in psutil.Process(self._running().pid).cmdline()
+        return False
 
     def thaw(self) -> None:
         """SIGCONT to the service and to all that it started."""

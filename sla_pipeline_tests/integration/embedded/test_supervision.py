@@ -157,6 +157,15 @@ def test_a_killed_parent_leaves_no_service_that_cannot_hear_its_stop_signal(
     poll_until(lambda: is_gone(int(orphan)), 60)
 
 
+def test_a_service_is_frozen_and_not_its_guard_before_it(log: Path) -> None:
+    """A shell that is stopped before it has forked the guard's reader leaves a service that nobody ends."""
+    for _ in range(20):
+        with Service("sleeper", ["sleep", "300"], log) as service:
+            service.freeze()
+            assert psutil.Process(service.pid).cmdline() == ["sleep", "300"]
+            service.kill()
+
+
 def test_a_start_is_refused_while_processes_of_an_earlier_run_stay(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervision, "_STOP_TIMEOUT_SECONDS", 0.3)
     with (
