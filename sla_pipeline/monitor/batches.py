@@ -188,7 +188,7 @@ class BatchMarker:
 
     def _other_queues_first(self, ids: list[str]) -> list[str]:
         """A lock that a trigger waits for is mostly one per queue: the other queues' tickets must not wait behind those of a busy one."""
-        with counted(self._database, self._totals.errors, what="ordering tickets by queue"):
+        with counted(self._database, self._totals.errors, what="ordering tickets by queue", run_id=self._claim.run_id):
             return tickets.other_queues_first(self._connection, ids, self._busy_queue_ids)
         return ids
 
@@ -245,7 +245,7 @@ class BatchMarker:
 
     def _look_for_held(self, missed: Sequence[str]) -> None:
         """Which of the missed rows others hold. The batch is committed and counted: a fault here is an error of the cycle, not of it."""
-        with counted(self._database, self._totals.errors, what="counting tickets that others hold"):
+        with counted(self._database, self._totals.errors, what="counting tickets that others hold", run_id=self._claim.run_id):
             self._held_ids += tickets.still_overdue(self._connection, list(missed), now_utc=self._claim.now_utc)
 
     def _set_aside(self, rows: Sequence[BadRow]) -> None:
@@ -259,7 +259,7 @@ class BatchMarker:
             self._totals.errors.append(f"ticket {named(bad.number)} ({bad.ticket_id}) set aside: {bad.error}")
         kept = [set_aside.RowSetAside(bad.ticket_id, bad.number, bad.kind.value, bad.error, bad.row_version) for bad in rows]
         # without it these rows are tried again in the next cycle
-        with bookkeeping(self._database, self._totals.errors, table=set_aside.TABLE, rights=set_aside.RIGHTS):
+        with bookkeeping(self._database, self._totals.errors, table=set_aside.TABLE, rights=set_aside.RIGHTS, run_id=self._claim.run_id):
             set_aside.add(self._connection, kept, now_utc=self._claim.now_utc)
 
     def _bad_row(self, ticket_id: str, failed: BatchFailed) -> BadRow:

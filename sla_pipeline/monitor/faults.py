@@ -16,33 +16,34 @@ __all__ = ["bookkeeping", "counted", "fault_of"]
 log = logging.getLogger(__name__)
 
 
-def fault_of(error: Exception, database: Database, *, doing: str) -> SlaPipelineError:
+def fault_of(error: Exception, database: Database, *, doing: str, run_id: str) -> SlaPipelineError:
     """One of our errors for ``error``, without text that may repeat a ticket's data."""
     if isinstance(error, SlaPipelineError):
         return error
     if isinstance(error, psycopg.Error):
         return translate(error, database.settings)
-    log.error("unexpected fault", extra={"fault": type(error).__name__, "traceback": "".join(traceback.format_tb(error.__traceback__))})
+    frames = "".join(traceback.format_tb(error.__traceback__))
+    log.error("unexpected fault", extra={"jobRunId": run_id, "fault": type(error).__name__, "traceback": frames})
     return UnexpectedFault(f'unexpected {type(error).__name__} while {doing}; its traceback is in the log, line "unexpected fault"')
 
 
 @contextlib.contextmanager
-def counted(database: Database, errors: list[str], *, what: str) -> Iterator[list[SlaPipelineError]]:
+def counted(database: Database, errors: list[str], *, what: str, run_id: str) -> Iterator[list[SlaPipelineError]]:
     """Add any fault of the block to ``errors`` instead of raising it, as "``what`` failed: ..."; the list that is yielded then holds it."""
     faults: list[SlaPipelineError] = []
     try:
         yield faults
     except Exception as error:  # noqa: BLE001 - whatever fails in a step, the cycle goes on to publish, to close and to report it
-        faults.append(fault_of(error, database, doing=what))
-        log.error("step failed", extra={"step": what, "error": str(faults[0])})  # noqa: TRY400  the message is complete
+        faults.append(fault_of(error, database, doing=what, run_id=run_id))
+        log.error("step failed", extra={"jobRunId": run_id, "step": what, "error": str(faults[0])})  # noqa: TRY400  the message is complete
         errors.append(f"{what} failed: {faults[0]}")
 
 
 @contextlib.contextmanager
-def bookkeeping(database: Database, errors: list[str], *, table: str, rights: str) -> Iterator[None]:
+def bookkeeping(database: Database, errors: list[str], *, table: str, rights: str, run_id: str) -> Iterator[None]:
     """Run what only keeps books: its failure is an error of the cycle, which marks and publishes all the same."""
     noted: list[str] = []
-    with counted(database, noted, what=f"bookkeeping in {table}") as faults:
+    with counted(database, noted, what=f"bookkeeping in {table}", run_id=run_id) as faults:
         yield
     if faults:
         right = f"; `grant {rights} on {table} to sla_worker`" if isinstance(faults[0], RightMissing) else ""

@@ -118,10 +118,12 @@ def _journaled(
         if claim.cycle_id is not None:
             # a stop request is not an Exception; it goes on upwards whatever happens here
             state = "failed" if isinstance(error, Exception) else "canceled"
-            log.warning("cycle ended early", extra={"jobRunId": claim.run_id, "state": state, "error": _early_end(error, database)})
+            log.warning(
+                "cycle ended early", extra={"jobRunId": claim.run_id, "state": state, "error": _early_end(error, database, claim.run_id)}
+            )
             # the session may be in the middle of a statement: the server rolls back what it had not committed
             database.close()
-            errors = [*claim.errors, *marked.errors, *published.errors, _early_end(error, database)]
+            errors = [*claim.errors, *marked.errors, *published.errors, _early_end(error, database, claim.run_id)]
             end = journal.CycleEnd(
                 state,
                 claimed_count=claim.claimed_count,
@@ -136,9 +138,9 @@ def _journaled(
         raise
 
 
-def _early_end(error: BaseException, database: Database) -> str:
+def _early_end(error: BaseException, database: Database, run_id: str) -> str:
     if isinstance(error, Exception):
-        return str(fault_of(error, database, doing="running a cycle"))
+        return str(fault_of(error, database, doing="running a cycle", run_id=run_id))
     return str(error) or type(error).__name__
 
 
@@ -179,8 +181,8 @@ def claim_overdue(database: Database, clock: Clock, given: CycleInput, *, run_id
     cycle_id = _open_journal_row(database, given, run_id=run_id, now_utc=now_utc, errors=errors)
     ids: list[str] = []
     with _journaled(database, Claim(run_id, now_utc, given, began, cycle_id, errors=tuple(errors))):
-        readable = _prepare_set_aside(database, now_utc=now_utc, errors=errors)
-        with counted(database, errors, what="selecting overdue tickets") as faults, database.session() as connection:
+        readable = _prepare_set_aside(database, run_id=run_id, now_utc=now_utc, errors=errors)
+        with counted(database, errors, what="selecting overdue tickets", run_id=run_id) as faults, database.session() as connection:
             ids = tickets.claim(connection, now_utc=now_utc, tenant_id=given.tenant_id, limit=given.ceiling, all_set_aside=not readable)
         on_step("claimed")
     size = given.batch_size
@@ -189,18 +191,19 @@ def claim_overdue(database: Database, clock: Clock, given: CycleInput, *, run_id
 
 
 def _open_journal_row(database: Database, given: CycleInput, *, run_id: str, now_utc: datetime, errors: list[str]) -> int | None:
-    with bookkeeping(database, errors, table=journal.TABLE, rights=journal.RIGHTS), database.session() as connection:
+    with bookkeeping(database, errors, table=journal.TABLE, rights=journal.RIGHTS, run_id=run_id), database.session() as connection:
         for dead_id, dead_run in journal.sweep_abandoned(connection):
             log.warning("found an abandoned cycle", extra={"jobRunId": dead_run, "cycleId": dead_id})
         return journal.start(connection, run_id=run_id, now_utc=now_utc, given=given)
     return None
 
 
-def _prepare_set_aside(database: Database, *, now_utc: datetime, errors: list[str]) -> bool:
+def _prepare_set_aside(database: Database, *, run_id: str, now_utc: datetime, errors: list[str]) -> bool:
     """Whether the rows set aside can be read; those that are not overdue any more are taken out."""
-    with bookkeeping(database, errors, table=set_aside.TABLE, rights=set_aside.RIGHTS), database.session() as connection:
+    table: dict[str, Any] = {"table": set_aside.TABLE, "rights": set_aside.RIGHTS, "run_id": run_id}
+    with bookkeeping(database, errors, **table), database.session() as connection:
         set_aside.check_readable(connection)
-        with bookkeeping(database, errors, table=set_aside.TABLE, rights=set_aside.RIGHTS), database.session():
+        with bookkeeping(database, errors, **table), database.session():
             set_aside.forget_mended(connection, now_utc=now_utc)
         return True
     return False
@@ -216,10 +219,13 @@ def mark_breached(database: Database, claim: Claim, *, should_stop: ShouldStop =
     totals = MarkTotals()
     with _journaled(database, claim, totals):
         if claim.batches:
-            with counted(database, totals.errors, what="marking") as faults:
+            with counted(database, totals.errors, what="marking", run_id=claim.run_id) as faults:
                 BatchMarker(database, claim, totals, should_stop=should_stop, on_step=on_step).run()
             totals.fault = faults[0] if faults else totals.fault
-            with bookkeeping(database, totals.errors, table=set_aside.TABLE, rights=set_aside.RIGHTS), database.session() as connection:
+            with (
+                bookkeeping(database, totals.errors, table=set_aside.TABLE, rights=set_aside.RIGHTS, run_id=claim.run_id),
+                database.session() as connection,
+            ):
                 set_aside.forget_mended(connection, now_utc=claim.now_utc)
     return Marked(claim, totals, _since(began))
 
@@ -234,7 +240,7 @@ def publish_breaches(database: Database, relay: Callable[[], Relay], marked: Mar
     claim = marked.claim
     totals = PublishTotals()
     left_seconds = _PUBLISHED_AFTER_SECONDS - (began - claim.began)
-    with _journaled(database, claim, marked.totals, totals), counted(database, totals.errors, what="publishing"):
+    with _journaled(database, claim, marked.totals, totals), counted(database, totals.errors, what="publishing", run_id=claim.run_id):
         publisher = relay()
         with database.outbox() as outbox:
             seconds = max(_LEAST_PUBLISH_SECONDS, min(left_seconds, PUBLISH_SECONDS))
@@ -250,7 +256,7 @@ def close_cycle(database: Database, clock: Clock, published: Published) -> Cycle
     backlog: int | None = None
     with (
         _journaled(database, claim, totals, published.totals),
-        counted(database, errors, what="counting the backlog"),
+        counted(database, errors, what="counting the backlog", run_id=claim.run_id),
         database.session() as connection,
     ):
         backlog = tickets.count_backlog(connection, now_utc=clock.now_utc(), tenant_id=claim.given.tenant_id)
@@ -274,7 +280,10 @@ def close_cycle(database: Database, clock: Clock, published: Published) -> Cycle
         fault=claim.fault or totals.fault,
     )
     if claim.cycle_id is not None:
-        with bookkeeping(database, errors, table=journal.TABLE, rights=journal.RIGHTS), database.session() as connection:
+        with (
+            bookkeeping(database, errors, table=journal.TABLE, rights=journal.RIGHTS, run_id=claim.run_id),
+            database.session() as connection,
+        ):
             journal.finish(connection, claim.cycle_id, _journal_end(report, claim, totals))
     log.info(
         "cycle completed",

@@ -141,6 +141,7 @@ def test_an_unforeseen_error_in_any_step_ends_in_a_closed_journal_row(
     assert len(report.errors) == 1
     assert "unexpected KeyError while " in report.errors[0]
     assert _PLANTED not in report.errors[0] + str([vars(record) for record in logged])
+    assert {record.__dict__["jobRunId"] for record in logged if record.levelno == logging.ERROR} == {report.run_id}
     assert report.processed == (0 if step in ("claim", "mark") else 3)
     assert report.published == {"claim": 1, "mark": 1, "publish": 0, "close": 4}[step]
     assert report.backlog == {"claim": 3, "mark": 3, "publish": 0, "close": None}[step]
