@@ -213,7 +213,9 @@ class Service:
         """Whether the shell has not been replaced by the service yet; false when it has ended."""
         self.check()
         with contextlib.suppress(psutil.NoSuchProcess):
-            return _GUARD in psutil.Process(self._running().pid).cmdline()
+            command = psutil.Process(self._running().pid).cmdline()
+            # empty for a moment in which a program replaces another one
+            return not command or _GUARD in command
         return False
 
     def thaw(self) -> None:
