@@ -85,14 +85,23 @@ class BatchMarker:
         Raises ``CycleStopped`` when ``should_stop`` says so, ``DatabaseError`` or ``DatabaseUnavailable`` for a fault that would meet every
         ticket; batches that were committed stay, and are counted. Every other fault is in ``totals``.
         """
-        self._limit_waiting(_BATCH_LOCK_MS, _STATEMENT_MS)
-        self._mark_batches()
-        self._totals.lock_skips = len(self._held_ids)
-        if self._failed_ids:
-            self._limit_waiting(_PIECE_LOCK_MS, _STATEMENT_MS)
-            self._mark_pieces()
-        self._mark_held()
-        self._limit_waiting(LOCK_TIMEOUT_MS, STATEMENT_TIMEOUT_MS)
+        try:
+            self._limit_waiting(_BATCH_LOCK_MS, _STATEMENT_MS)
+            self._mark_batches()
+            self._totals.lock_skips = len(self._held_ids)
+            if self._failed_ids:
+                self._limit_waiting(_PIECE_LOCK_MS, _STATEMENT_MS)
+                self._mark_pieces()
+            self._mark_held()
+        except Exception:
+            self._restore_waiting()
+            raise
+        self._restore_waiting()
+
+    def _restore_waiting(self) -> None:
+        """The later steps of the cycle use the same session, unless it is gone; a short wait would fail them."""
+        if not self._connection.closed:
+            self._limit_waiting(LOCK_TIMEOUT_MS, STATEMENT_TIMEOUT_MS)
 
     def _limit_waiting(self, lock_ms: int, statement_ms: int) -> None:
         with translated_errors(self._database.settings):

@@ -221,7 +221,7 @@ def mark_breached(database: Database, claim: Claim, *, should_stop: ShouldStop =
         if claim.batches:
             with counted(database, totals.errors, what="marking", run_id=claim.run_id) as faults:
                 BatchMarker(database, claim, totals, should_stop=should_stop, on_step=on_step).run()
-            totals.fault = faults[0] if faults else totals.fault
+            totals.fault = faults[0] if faults else None
             with (
                 bookkeeping(database, totals.errors, table=set_aside.TABLE, rights=set_aside.RIGHTS, run_id=claim.run_id),
                 database.session() as connection,

@@ -9,6 +9,7 @@ import pytest
 
 from sla_pipeline.cycle import CycleInput, SimulatedClock
 from sla_pipeline.monitor import batches
+from sla_pipeline.monitor.steps import Database
 from sla_pipeline_tests.integration.conftest import Cycle, Events
 from sla_pipeline_tests.tickets import (
     FIRST_RESPONSE_OVERDUE,
@@ -107,12 +108,15 @@ def test_more_refused_tickets_than_a_batch_holds_stop_no_other(support: Support,
     assert _set_aside(support) <= set(bad)
 
 
-def test_a_fault_that_meets_every_ticket_sets_none_aside(support: Support, cycle: Cycle) -> None:
+def test_a_fault_that_meets_every_ticket_sets_none_aside(support: Support, database: Database, cycle: Cycle) -> None:
     tickets = make_tickets(support, 300, **FIRST_RESPONSE_OVERDUE)
     support.execute("revoke update (sla_breached) on support.tickets from sla_worker")
     report = cycle(CycleInput(batch_size=100))
     assert (report.processed, report.backlog, len(report.errors)) == (0, 300, 1)
     assert report.errors[0].startswith("marking failed: permission denied for table tickets in database ")
+    with database.session() as session:
+        # the steps after the marking wait as long as before it
+        assert session.execute("select current_setting('lock_timeout'), current_setting('statement_timeout')").fetchone() == ("5s", "10s")
     assert _set_aside(support) == set()
     support.execute("grant update (sla_breached) on support.tickets to sla_worker")
     assert cycle().errors == []
