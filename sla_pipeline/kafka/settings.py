@@ -5,11 +5,11 @@ client (``clients.py``), or the settings of the topics themselves (``topics.py``
 """
 
 import json
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from sla_pipeline.environment import variable
 from sla_pipeline.errors import ConfigurationError
 from sla_pipeline.event import EVENT_TOPIC
 from sla_pipeline.quoting import quoted
@@ -203,20 +203,20 @@ class KafkaSettings:
         return text
 
     @classmethod
-    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> "KafkaSettings":
+    def from_environment(cls, environment: Mapping[str, str] | None = None) -> "KafkaSettings":
         """The settings of SLA_KAFKA_BOOTSTRAP_SERVERS, SLA_KAFKA_TOPIC and SLA_KAFKA_CLIENT_CONFIG.
 
         Raises ``ConfigurationError`` naming the variable and the remedy.
         """
-        servers = environment.get(BOOTSTRAP_SERVERS_VARIABLE, "").strip()
+        servers = variable(BOOTSTRAP_SERVERS_VARIABLE, environment)
         if not servers:
             raise ConfigurationError(
                 f"{BOOTSTRAP_SERVERS_VARIABLE} is not set; set it to Kafka's addresses, such as kafka-1:9092,kafka-2:9092"
             )
         return cls(
             bootstrap_servers=servers,
-            topic=environment.get(TOPIC_VARIABLE, "").strip() or EVENT_TOPIC,
-            client_config=_parse_client_config(environment.get(CLIENT_CONFIG_VARIABLE, "")),
+            topic=variable(TOPIC_VARIABLE, environment) or EVENT_TOPIC,
+            client_config=_parse_client_config(variable(CLIENT_CONFIG_VARIABLE, environment)),
         )
 
 

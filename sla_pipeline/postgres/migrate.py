@@ -5,7 +5,6 @@ Kafka (``kafka/topics.py``).
 """
 
 import contextlib
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from alembic.config import Config
 from sqlalchemy import Connection, create_engine, make_url, text
 from sqlalchemy.pool import NullPool
 
+from sla_pipeline.environment import variable
 from sla_pipeline.errors import ConfigurationError, DatabaseError, DatabaseUnavailable
 from sla_pipeline.postgres.schema import SCHEMA
 
@@ -29,7 +29,7 @@ _LOCK_KEY = 7_405_514_001
 
 def owner_url_from_environment() -> str:
     """The owner's URL. Raises ``ConfigurationError`` when it is missing."""
-    url = os.environ.get(OWNER_URL)
+    url = variable(OWNER_URL)
     if not url:
         raise ConfigurationError(
             f"{OWNER_URL} is not set; set it to postgresql://USER:PASSWORD@HOST:PORT/DATABASE of schema support's owner"

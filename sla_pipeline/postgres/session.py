@@ -8,7 +8,6 @@ Every session is a direct one: advisory locks and session settings do not surviv
 
 import contextlib
 import logging
-import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg.types.datetime import TimestamptzLoader
 from psycopg.types.string import TextLoader
 
+from sla_pipeline.environment import variable
 from sla_pipeline.errors import ConfigurationError, DatabaseBusy, DatabaseError, DatabaseUnavailable, RightMissing
 from sla_pipeline.quoting import named, quoted
 
@@ -125,7 +125,7 @@ class PostgresSettings:
     @classmethod
     def from_environment(cls) -> "PostgresSettings":
         """Read ``SLA_POSTGRES_URL``. Raises ``ConfigurationError`` when it is missing or malformed."""
-        url = os.environ.get(POSTGRES_URL)
+        url = variable(POSTGRES_URL)
         if not url:
             raise ConfigurationError(
                 f"{POSTGRES_URL} is not set; set it to postgresql://USER:PASSWORD@HOST:PORT/DATABASE, the worker's login"
@@ -181,7 +181,7 @@ class PostgresSettings:
 
 def single_runner_from_environment() -> bool:
     """Whether ``SLA_SINGLE_RUNNER`` asks for the single-runner mode of SPEC 2.2; off by default. Raises ``ConfigurationError``."""
-    given = os.environ.get(SINGLE_RUNNER, "0")
+    given = variable(SINGLE_RUNNER) or "0"
     if given not in ("0", "1"):
         raise ConfigurationError(f"{SINGLE_RUNNER} is {given!r}; set it to 1 for one runner at a time, or to 0")
     return given == "1"
