@@ -23,7 +23,7 @@ class BreachKind(StrEnum):
 
 
 class Priority(StrEnum):
-    """The priorities that the event's contract knows."""
+    """The priorities that we know. The support service owns the list: another value is no fault, it goes out as it is."""
 
     CRITICAL = "Critical"
     HIGH = "High"

@@ -9,14 +9,16 @@ ten thousand is not parsed into objects only to be printed again.
 """
 
 import hashlib
+import re
 import uuid
 from datetime import UTC, datetime
 from functools import lru_cache
 from json.encoder import encode_basestring
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, WithJsonSchema
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, WithJsonSchema
 from pydantic.alias_generators import to_pascal
+from pydantic_core import PydanticCustomError
 
 from sla_pipeline.breach import Breach, BreachKind, Priority
 
@@ -38,12 +40,17 @@ EVENT_TYPE = "TicketSlaBreachedKafkaEvent"
 CONTRACT_VERSION = 1
 REPUBLISHED_HEADER = "republished-by"
 """Header of an event that `sla-pipeline recover` published again, and of no other; its value is the run that did it."""
-# names the contract, so that the same ticket has another EventId in a later version of it
 # the hexadecimal digit with its two upper bits set to 10
 _UUID_VARIANT = {digit: f"{int(digit, 16) & 0b0011 | 0b1000:x}" for digit in "0123456789abcdef"}
+# names the contract, so that the same ticket has another EventId in a later version of it
 _EVENT_ID_NAMESPACE = uuid.uuid5(uuid.NAMESPACE_URL, f"urn:{EVENT_TOPIC}").bytes
 # support's numbers are a dozen characters; a bound keeps a corrupt one out of a message that pagers display
 _NUMBER_MAX_LENGTH = 64
+# the support service's names of priorities are words; a bound keeps a text that got into the column out of the topic
+_PRIORITY_MAX_LENGTH = 32
+# Unicode's category Cc, in a spelling that the regular expressions of all languages know
+_CONTROL_CHARACTERS = r"[\x00-\x1f\x7f-\x9f]"
+_CONTROL_CHARACTER = re.compile(_CONTROL_CHARACTERS)
 
 _UUID_PATTERN = r"^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$"
 _TIMESTAMP_PATTERN = r"^\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}\.\d{6}Z$"
@@ -54,6 +61,29 @@ WireTimestamp = Annotated[
     str,
     StringConstraints(pattern=_TIMESTAMP_PATTERN),
     WithJsonSchema({"type": "string", "format": "date-time", "pattern": _TIMESTAMP_PATTERN}),
+]
+
+
+def _without_control_characters(text: str) -> str:
+    if _CONTROL_CHARACTER.search(text):
+        raise PydanticCustomError("control_character", "String should have no control characters")
+    return text
+
+
+WirePriority = Annotated[
+    str,
+    StringConstraints(min_length=1, max_length=_PRIORITY_MAX_LENGTH),
+    AfterValidator(_without_control_characters),
+    # `not`, since `$` at the end of a pattern lets a line break through in some validators
+    WithJsonSchema(
+        {
+            "type": "string",
+            "minLength": 1,
+            "maxLength": _PRIORITY_MAX_LENGTH,
+            "not": {"pattern": _CONTROL_CHARACTERS},
+            "examples": [priority.value for priority in Priority],
+        }
+    ),
 ]
 
 
@@ -76,7 +106,7 @@ def event_id(ticket_id: str) -> str:
 
 
 class TicketSlaBreachedKafkaEvent(BaseModel):
-    """One breach of one ticket, as consumers see it (SPEC 5.6). Ids, enums and timestamps only: no field can carry text of a person.
+    """One breach of one ticket, as consumers see it (SPEC 5.6): ids, enums, timestamps, and two short texts, number and priority.
 
     Raises ``pydantic.ValidationError`` for a field that is missing, of another form, or not in the contract; its text does not repeat
     the value.
@@ -90,7 +120,7 @@ class TicketSlaBreachedKafkaEvent(BaseModel):
         hide_input_in_errors=True,
         json_schema_extra={
             "$schema": "https://json-schema.org/draft/2020-12/schema",
-            "description": "One breach of one ticket. Ids, enums and timestamps only: no field can carry text of a person.",
+            "description": "One breach of one ticket: ids, enums, timestamps; Number and Priority are short texts of the support service.",
         },
         serialize_by_alias=True,
         title=EVENT_TYPE,
@@ -108,7 +138,9 @@ class TicketSlaBreachedKafkaEvent(BaseModel):
     queue_id: WireUuid
     requester_user_id: WireUuid
     assignee_user_id: WireUuid | None = Field(description="Null when nobody is assigned.")
-    priority: Priority
+    priority: WirePriority = Field(
+        description="As the support service names it: Critical, High, Normal, Low, or a value of its own. No control characters (Cc)."
+    )
     breach_kind: BreachKind
     due_at: WireTimestamp = Field(description="The deadline that passed, UTC.")
     breached_at: WireTimestamp = Field(description="now_utc of the cycle that found the breach, UTC.")
@@ -154,7 +186,7 @@ class TicketSlaBreachedKafkaEvent(BaseModel):
 
 
 # the fields' names and order, from the model; these are put in as JSON, all others as the text between the quotes
-_AS_JSON = frozenset({"contract_version", "number", "assignee_user_id"})
+_AS_JSON = frozenset({"contract_version", "number", "assignee_user_id", "priority"})
 _TEMPLATE = (
     "{"
     + ",".join(
@@ -162,7 +194,24 @@ _TEMPLATE = (
     )
     + "}"
 )
-_PRIORITIES = frozenset(Priority)
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether UTF-8 can carry the text: half of a surrogate pair is no character."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+# a support service has a handful of priorities; the bound is for one that writes a text of its own into each ticket
+@lru_cache(maxsize=256)
+def _priority_json(priority: object) -> str | None:
+    """The priority as JSON; None where the contract refuses it."""
+    if not isinstance(priority, str) or not 1 <= len(priority) <= _PRIORITY_MAX_LENGTH:
+        return None
+    return encode_basestring(priority) if _is_unicode(priority) and not _CONTROL_CHARACTER.search(priority) else None
 
 
 def event_json(
@@ -182,7 +231,9 @@ def event_json(
     Ids are as Postgres prints its uuid type. What may be wrong with a ticket is looked at here; where something is, the model is asked,
     and raises its ``pydantic.ValidationError``. A property test holds the two equal.
     """
-    if not (tenant_id and queue_id and requester_user_id and priority in _PRIORITIES and number and len(number) <= _NUMBER_MAX_LENGTH):
+    priority_json = _priority_json(priority)
+    number_fits = number and len(number) <= _NUMBER_MAX_LENGTH and (number.isascii() or _is_unicode(number))
+    if not (tenant_id and queue_id and requester_user_id and priority_json and number_fits):
         event = TicketSlaBreachedKafkaEvent.of(
             breach,
             ticket_id=ticket_id,
@@ -207,7 +258,7 @@ def event_json(
         queue_id,
         requester_user_id,
         f'"{assignee_user_id}"' if assignee_user_id else "null",
-        priority,
+        priority_json,
         breach.kind.value,
         wire_timestamp(breach.due_at),
         _breached_at(now_utc),

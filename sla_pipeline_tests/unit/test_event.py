@@ -3,6 +3,7 @@
 import functools
 import json
 import re
+import unicodedata
 import uuid
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta, timezone
@@ -29,6 +30,7 @@ from sla_pipeline.event import (
 _NOW = datetime(2026, 11, 30, 12, 0, 0, 5, tzinfo=UTC)
 _SCHEMA_FILE = files("sla_pipeline").joinpath("event.schema.json")
 _PASCAL_CASE = re.compile(r"[A-Z][A-Za-z]+")
+_PRIORITY_MAX_LENGTH = 32
 
 
 def _event(**overrides: Any) -> TicketSlaBreachedKafkaEvent:
@@ -90,6 +92,23 @@ _moments = st.datetimes(
 
 _uuids = st.uuids().map(str)
 _breaches = st.builds(Breach, st.sampled_from(list(BreachKind)), _moments)
+# bidirectional controls, line separators, zero width, a combining mark, a flag of two characters: none of them is of category Cc
+_ODD_PRIORITIES = [
+    "Urgent",
+    "high",
+    "Срочно",
+    " ",
+    "\u202eHigh",
+    "\u2028",
+    "\u2029",
+    "\u200b",
+    "e\u0301",
+    "\U0001f1e9\U0001f1ea",
+    '"',
+    "\\",
+    "</b>",
+]
+_CONTROL_CHARACTERS = [*map(chr, range(0x20)), *map(chr, range(0x7F, 0xA0))]
 
 
 def _fields(number: st.SearchStrategy[str], priority: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
@@ -103,7 +122,11 @@ def _fields(number: st.SearchStrategy[str], priority: st.SearchStrategy[Any]) ->
 @settings(deadline=None, max_examples=100)
 @given(
     breach=_breaches,
-    fields=_fields(st.text(min_size=1, max_size=64).filter(lambda text: text.isprintable()), st.sampled_from(list(Priority))),
+    fields=_fields(
+        st.text(min_size=1, max_size=64).filter(lambda text: text.isprintable()),
+        st.sampled_from([*Priority, *_ODD_PRIORITIES])
+        | st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=_PRIORITY_MAX_LENGTH),
+    ),
 )
 def test_every_event_fits_the_schema_and_comes_back_equal(breach: Breach, fields: dict[str, Any]) -> None:
     event = TicketSlaBreachedKafkaEvent.of(breach, **fields)
@@ -119,9 +142,12 @@ def test_every_event_fits_the_schema_and_comes_back_equal(breach: Breach, fields
 @given(
     breach=_breaches,
     fields=_fields(
-        # every character that Postgres can hold, quotes, controls and line breaks among them, and what is too long or empty
-        st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=70),
-        st.sampled_from([*Priority, "Urgent", "", None]),
+        # every character, quotes, controls and line breaks among them, halves of surrogate pairs too, and what is too long or empty
+        st.text(max_size=70) | st.text(st.characters(codec="utf-8"), max_size=70),
+        st.sampled_from([*Priority, *_ODD_PRIORITIES, "", None, 1])
+        | st.text(max_size=40)
+        | st.text(st.characters(codec="utf-8", exclude_categories=["Cc"]), max_size=40)
+        | st.sampled_from(_CONTROL_CHARACTERS).map(lambda character: f"Hi{character}gh"),
     ),
     missing=st.sampled_from([None, None, "tenant_id", "queue_id", "requester_user_id"]),
 )
@@ -153,7 +179,13 @@ def _outcome(build: Callable[..., str], breach: Breach, fields: dict[str, Any]) 
         ("DueAt", "2026-11-30T12:00:00Z"),
         ("DueAt", "2026-11-30T12:00:00.000000+00:00"),
         ("BreachedAt", "2026-11-30 12:00:00.000000Z"),
-        ("Priority", "Urgent"),
+        ("Priority", None),
+        ("Priority", ""),
+        ("Priority", "X" * 33),
+        ("Priority", 3),
+        ("Priority", "High\n"),
+        ("Priority", "\x00"),
+        ("Priority", "Hi\x85gh"),
         ("BreachKind", "Both"),
         ("Number", ""),
         ("Number", "X" * 65),
@@ -174,6 +206,28 @@ def test_schema_and_model_refuse_alike(field: str, value: object) -> None:
     assert "anna@example.org" not in str(raised.value)
 
 
+@pytest.mark.parametrize("priority", [*_ODD_PRIORITIES, "X" * _PRIORITY_MAX_LENGTH, "\U0001f600" * _PRIORITY_MAX_LENGTH])
+def test_schema_and_model_take_a_priority_that_we_do_not_know(priority: str) -> None:
+    text = _event(priority=priority).to_json()
+    assert json.loads(text)["Priority"] == priority
+    assert _faults(text) == set()
+
+
+@pytest.mark.parametrize("character", _CONTROL_CHARACTERS)
+def test_schema_and_model_refuse_every_control_character_in_a_priority(character: str) -> None:
+    """Category Cc of Unicode, and no more than that: what the foreign validator makes of the schema is the same set."""
+    assert unicodedata.category(character) == "Cc"
+    for priority in (character, f"{character}High", f"High{character}", f"Hi{character}gh"):
+        assert _faults(json.dumps(json.loads(_event().to_json()) | {"Priority": priority})) == {"$.Priority"}
+        with pytest.raises(ValidationError) as raised:
+            _event(priority=priority)
+        assert [fault["type"] for fault in raised.value.errors()] == ["control_character"]
+
+
+def test_the_control_characters_are_all_of_unicodes() -> None:
+    assert [character for character in map(chr, range(0x110000)) if unicodedata.category(character) == "Cc"] == _CONTROL_CHARACTERS
+
+
 def test_a_date_that_is_none_is_refused_by_the_schemas_format() -> None:
     altered = json.dumps(json.loads(_event().to_json()) | {"DueAt": "2026-13-45T12:00:00.000000Z"})
     assert _faults(altered) == {"$.DueAt"}
@@ -189,14 +243,16 @@ def test_every_field_is_required(field: str) -> None:
 
 
 def test_no_field_can_carry_what_a_person_wrote() -> None:
-    """SPEC 4.4: ids, enums, timestamps; the number is bounded, and the only free text."""
+    """SPEC 4.4: ids, enums, timestamps; number and priority are the only texts, and bounded."""
     schema = TicketSlaBreachedKafkaEvent.model_json_schema()
     free_text = []
     for name, field in schema["properties"].items():
         alternatives = [schema["$defs"][part["$ref"].rsplit("/", 1)[1]] if "$ref" in part else part for part in field.get("anyOf", [field])]
         if not all({"enum", "const", "pattern"} & part.keys() or part.get("type") == "null" for part in alternatives):
             free_text.append(name)
-    assert free_text == ["Number"]
+    assert {name: schema["properties"][name]["maxLength"] for name in free_text} == {"Number": 64, "Priority": _PRIORITY_MAX_LENGTH}
+    # listed for people, not required: the list is the support service's
+    assert schema["properties"]["Priority"]["examples"] == list(Priority)
     assert schema["additionalProperties"] is False
     assert set(schema["properties"]) == set(json.loads(_event().to_json()))
 

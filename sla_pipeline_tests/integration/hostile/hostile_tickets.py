@@ -3,6 +3,7 @@
 What belongs here: the rows, and the verdict put together without the product's code. What does not: running a cycle on them.
 """
 
+import unicodedata
 import uuid
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -17,6 +18,7 @@ from sla_pipeline_tests.tickets import MICROSECOND, NOW, QUEUE, TENANT
 __all__ = ["HostileTicket", "Verdict", "hostile_tickets"]
 
 _NUMBER_MAX_LENGTH = 64
+_PRIORITY_MAX_LENGTH = 32
 
 
 class Moment(NamedTuple):
@@ -101,7 +103,9 @@ class HostileTicket:
     def _breach(self, kind: str, due_at: Moment) -> Verdict:
         can_be_told = (
             due_at.told is not None
-            and self.priority in {priority.value for priority in Priority}
+            and self.priority is not None
+            and 0 < len(self.priority) <= _PRIORITY_MAX_LENGTH
+            and all(unicodedata.category(character) != "Cc" for character in self.priority)
             and None not in (self.tenant_id, self.queue_id, self.requester_user_id)
             and 0 < len(self.number) <= _NUMBER_MAX_LENGTH
         )
@@ -117,7 +121,14 @@ hostile_tickets = st.builds(
     queue_id=st.sampled_from([QUEUE, QUEUE, QUEUE, "ffffffff-ffff-ffff-ffff-ffffffffffff", None]),
     requester_user_id=st.sampled_from([TENANT, TENANT, TENANT, None]),
     assignee_user_id=st.sampled_from([TENANT, None]),
-    priority=st.one_of(st.sampled_from([priority.value for priority in Priority]), st.none(), _private_text),
+    # a text that could be a priority goes out, and may be logged; one that could not is private
+    priority=st.one_of(
+        st.sampled_from([priority.value for priority in Priority]),
+        st.none(),
+        odd_text,
+        _private_text.filter(lambda text: len(text) > _PRIORITY_MAX_LENGTH),
+        _private_text.map(lambda text: f"{text[:16]}\x1b{CANARY}"),
+    ),
     status=st.one_of(st.sampled_from(["New", "InWork", "New", "InWork", "Resolved", "new", "New ", "InWork\n"]), _private_text),
     first_response_due_at=_moments,
     first_response_at=st.one_of(st.none(), _moments),

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-from sla_pipeline.breach import Breach, Priority, judge
+from sla_pipeline.breach import Breach, judge
 
 __all__ = ["COLUMNS", "Record", "SetAside", "State", "Ticket", "claimable", "overdue"]
 
@@ -39,7 +39,7 @@ class Ticket:
     @property
     def is_bad(self) -> bool:
         """Its event cannot be told in the contract, so it can only be set aside."""
-        return self.priority not in set(Priority) or self.queue_id is None
+        return not self.priority or self.queue_id is None
 
 
 COLUMNS = tuple(field.name for field in fields(Ticket))

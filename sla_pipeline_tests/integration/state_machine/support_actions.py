@@ -71,7 +71,7 @@ drafts = st.builds(
     replied=st.sampled_from([False, False, True]),
     resolution_due_minutes=_mostly_passed,
     resolved=_seldom,
-    priority=st.sampled_from(["Normal", "High", "Critical", "Low", "Normal", "High", "Urgent"]),
+    priority=st.sampled_from(["Normal", "High", "Critical", "Low", "Urgent", "High", ""]),
     has_queue=_seldom.map(lambda seldom: not seldom),
     breached=_seldom,
 )
@@ -91,6 +91,7 @@ ACTIONS: dict[str, Action] = {
     "move the second deadline": lambda _, now, offset: {"resolution_due_at": now + offset * MINUTE},
     "drop the second deadline": lambda _, __, ___: {"resolution_due_at": None},
     "invent a priority": lambda _, __, ___: {"priority": "Urgent"},
+    "empty the priority": lambda _, __, ___: {"priority": ""},
     "lose the queue": lambda _, __, ___: {"queue_id": None},
     "mend": lambda _, __, ___: {"priority": "Normal", "queue_id": QUEUE},
     # a full-row write of somebody who had loaded the ticket before it was marked (CASES: blind write)

@@ -46,6 +46,13 @@ def test_a_payload_by_the_contract_is_valid() -> None:
     assert event.ticket_id == row.ticket_id
 
 
+@pytest.mark.parametrize("priority", ["Urgent", "Срочно", "\u2028", "\u202e", "X" * 32])
+def test_a_priority_that_we_do_not_know_keeps_to_the_contract(priority: str) -> None:
+    event = valid_event(json.dumps({**json.loads(record(1).payload), "Priority": priority}))
+    assert event is not None
+    assert event.priority == priority
+
+
 @pytest.mark.parametrize(
     "changes",
     [
@@ -54,7 +61,11 @@ def test_a_payload_by_the_contract_is_valid() -> None:
         {"EventId": OTHER},
         {"EventType": "Another"},
         {"ContractVersion": 2},
-        {"Priority": "Urgent"},
+        {"Priority": ""},
+        {"Priority": None},
+        {"Priority": "X" * 33},
+        {"Priority": "High\n"},
+        {"Priority": "\u009b2J"},
         {"BreachKind": "Both"},
         {"DueAt": "2026-11-30T12:00:00Z"},
         {"Number": ""},
