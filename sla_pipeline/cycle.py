@@ -4,7 +4,8 @@ What belongs here: validated, frozen values and the protocol of the clock. What 
 (``monitor/``), or talks to a server (``postgres/``, ``kafka/``).
 """
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import NamedTuple, Protocol
@@ -16,11 +17,13 @@ from sla_pipeline.quoting import quoted
 
 __all__ = [
     "BATCH_SIZE",
+    "ERRORS_KEPT",
     "MAX_BATCHES_PER_CYCLE",
     "BreachRecord",
     "Claim",
     "Clock",
     "CycleInput",
+    "ErrorList",
     "IntegerRange",
     "MarkTotals",
     "OnStep",
@@ -28,6 +31,7 @@ __all__ = [
     "PublishedRecord",
     "SimulatedClock",
     "SystemClock",
+    "listed",
     "no_step",
 ]
 
@@ -44,6 +48,9 @@ class IntegerRange:
 # SPEC 3.2
 BATCH_SIZE = IntegerRange(default=500, low=1, high=1000)
 MAX_BATCHES_PER_CYCLE = IntegerRange(default=20, low=1, high=200)
+
+ERRORS_KEPT = 100
+"""Errors of a cycle whose text is kept. Ten thousand bad rows, the ceiling, put 2 MB into a journal row and an exception."""
 
 OnStep = Callable[[str], None]
 """Called with the name of a step at its end. The default does nothing; a test harness passes one that kills, pauses or waits there."""
@@ -122,6 +129,47 @@ class CycleInput:
         return self.batch_size * self.max_batches_per_cycle
 
 
+@dataclass(slots=True)
+class ErrorList:
+    """Errors of a cycle: all are counted, the text of the first ``ERRORS_KEPT`` is kept, faults of steps before those of tickets."""
+
+    count: int = 0
+    """Of all, kept or not."""
+    _faults: list[str] = field(default_factory=list)
+    _of_tickets: list[str] = field(default_factory=list)
+
+    def add(self, error: str) -> None:
+        """Add a fault of a step."""
+        self._add(self._faults, error)
+
+    def add_of_ticket(self, error: str) -> None:
+        """Add the error of one ticket, of which there may be thousands: they do not displace a fault of a step."""
+        self._add(self._of_tickets, error)
+
+    def add_all(self, other: "ErrorList") -> None:
+        """Add what another step has counted."""
+        self.count += other.count
+        self._faults = (self._faults + other._faults)[:ERRORS_KEPT]
+        self._of_tickets = (self._of_tickets + other._of_tickets)[:ERRORS_KEPT]
+
+    def kept(self) -> list[str]:
+        """The errors whose text is kept."""
+        return (self._faults + self._of_tickets)[:ERRORS_KEPT]
+
+    def _add(self, kept: list[str], error: str) -> None:
+        self.count += 1
+        if len(kept) < ERRORS_KEPT:
+            kept.append(error)
+
+
+def listed(errors: Sequence[str], count: int, *, limit: int = ERRORS_KEPT) -> list[str]:
+    """The first ``limit`` of a cycle's errors, and, where there are more, one line that says how many of the ``count``."""
+    shown = list(errors[:limit])
+    if count > len(shown):
+        shown.append(f"and {count - len(shown)} more errors; the log has a line for each ticket that was set aside")
+    return shown
+
+
 @dataclass(frozen=True, slots=True)
 class Claim:
     """The tickets that a cycle has found to mark. ``batches`` holds their ids in the order of SPEC 5.3, at most ``batch_size`` each."""
@@ -135,7 +183,7 @@ class Claim:
     """The journal row; None when the journal could not be written."""
     batches: tuple[tuple[str, ...], ...] = ()
     claim_ms: float = 0.0
-    errors: tuple[str, ...] = ()
+    errors: ErrorList = field(default_factory=ErrorList)
     """Faults that did not keep the cycle from going on."""
     fault: SlaPipelineError | None = None
     """The fault that left the claim empty."""
@@ -155,7 +203,9 @@ class MarkTotals:
     lock_skips: int = 0
     remarked: int = 0
     """Tickets whose flag somebody had put back after their event was recorded: marked again, without a second event."""
-    errors: list[str] = field(default_factory=list)
+    unknown_priorities: Counter[str] = field(default_factory=Counter)
+    """Priorities that we do not know, and how many tickets went out with each."""
+    errors: ErrorList = field(default_factory=ErrorList)
     fault: SlaPipelineError | None = None
     """The fault that ended the marking before its end."""
 
@@ -193,4 +243,4 @@ class PublishTotals:
     published: int = 0
     """Events committed to the topic by this cycle, leftovers of earlier ones included."""
     transactions: int = 0
-    errors: list[str] = field(default_factory=list)
+    errors: ErrorList = field(default_factory=ErrorList)

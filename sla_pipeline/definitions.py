@@ -9,7 +9,7 @@ import dagster as dg
 
 from sla_pipeline.event import EVENT_TOPIC
 from sla_pipeline.kafka.settings import BOOTSTRAP_SERVERS_VARIABLE, CLIENT_CONFIG_VARIABLE, TOPIC_VARIABLE
-from sla_pipeline.monitor.job import backlog_size, sla_breaches, ticket_sla_monitor, ticket_sla_monitor_every_minute
+from sla_pipeline.monitor.job import backlog_size, sla_breaches, ticket_sla_monitor, ticket_sla_monitor_every_minute, tickets_set_aside
 from sla_pipeline.monitor.resources import KafkaResource, PostgresResource, cycle_values
 from sla_pipeline.postgres.session import POSTGRES_URL, single_runner_from_environment
 from sla_pipeline.telemetry.logs import configure_logging
@@ -20,7 +20,7 @@ configure_logging()
 
 defs = dg.Definitions(
     assets=[sla_breaches],
-    asset_checks=[backlog_size],
+    asset_checks=[backlog_size, tickets_set_aside],
     jobs=[ticket_sla_monitor],
     schedules=[ticket_sla_monitor_every_minute],
     # For all jobs, Dagster's implicit one behind the UI's buttons included: the ops of a cycle pass their values in memory,

@@ -3,10 +3,14 @@
 What belongs here: making a value fit for a person's eyes. What does not: deciding whether it may be shown at all.
 """
 
-__all__ = ["named", "quoted"]
+import re
+
+__all__ = ["in_markdown", "named", "quoted"]
 
 # a message is read by a person, and kept in a journal and a log
 _LENGTH = 100
+# CommonMark takes a backslash before each of ASCII's punctuation characters
+_PUNCTUATION = re.compile(r"[!-/:-@\[-`{-~]")
 
 
 def quoted(value: object) -> str:
@@ -18,6 +22,11 @@ def quoted(value: object) -> str:
     return text if len(text) <= _LENGTH else f"{text[:_LENGTH]}..."
 
 
-def named(name: str) -> str:
-    """A ticket's number, a host's name: as it is when it is short and printable, as every honest one is, and ``quoted`` otherwise."""
-    return name if len(name) <= _LENGTH and name.isprintable() else quoted(name)
+def named(name: str, *, length: int = _LENGTH) -> str:
+    """A ticket's number, a host's name: as it is when it can be seen, is short and printable, as every honest one; else ``quoted``."""
+    return name if name.strip() and len(name) <= length and name.isprintable() else quoted(name)
+
+
+def in_markdown(text: str) -> str:
+    """A printable text for Dagster's pages, which render Markdown: every sign that could become a link, a tag or a column is escaped."""
+    return _PUNCTUATION.sub(r"\\\g<0>", text)

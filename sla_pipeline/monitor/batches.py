@@ -164,7 +164,7 @@ class BatchMarker:
         self._settle_suspects()
         if position < len(ids):
             reason = f"; the last fault: {self._last_fault}" if self._last_fault else ""
-            self._totals.errors.append(
+            self._totals.errors.add(
                 f"{len(ids) - position} claimed tickets, the first of them {ids[position]}, are left to the next cycle: marking used its "
                 f"share of the cycle, {_MARK_SECONDS:g} s{reason}"
             )
@@ -220,7 +220,7 @@ class BatchMarker:
             except BatchFailed as failed:
                 # the next cycle claims them again
                 self._scope_of(failed)
-                self._totals.errors.append(f"the second try of tickets that others held failed: {_fault_name(failed)}")
+                self._totals.errors.add(f"the second try of tickets that others held failed: {_fault_name(failed)}")
 
     def _mark(self, ids: Sequence[str]) -> int:
         """Mark one batch or piece, count it in the totals, and return the number of tickets marked. Raises ``BatchFailed``."""
@@ -235,6 +235,7 @@ class BatchMarker:
         )
         for kind, count in outcome.by_kind.items():
             totals.by_kind[kind] += count
+        totals.unknown_priorities += outcome.unknown_priorities
         totals.remarked += len(outcome.remarked)
         for ticket in outcome.remarked:
             log.warning(
@@ -265,7 +266,7 @@ class BatchMarker:
                     **self._where, "TicketId": bad.ticket_id, "Number": named(bad.number), "BreachKind": bad.kind, "error": bad.error,
                 },
             )  # fmt: skip
-            self._totals.errors.append(f"ticket {named(bad.number)} ({bad.ticket_id}) set aside: {bad.error}")
+            self._totals.errors.add_of_ticket(f"ticket {named(bad.number)} ({bad.ticket_id}) set aside: {bad.error}")
         kept = [set_aside.RowSetAside(bad.ticket_id, bad.number, bad.kind.value, bad.error, bad.row_version) for bad in rows]
         # without it these rows are tried again in the next cycle
         with bookkeeping(self._database, self._totals.errors, table=set_aside.TABLE, rights=set_aside.RIGHTS, run_id=self._claim.run_id):

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import psycopg
 
+from sla_pipeline.cycle import ErrorList
 from sla_pipeline.errors import RightMissing, SlaPipelineError, UnexpectedFault
 from sla_pipeline.postgres.database import Database
 from sla_pipeline.postgres.session import translate
@@ -28,7 +29,7 @@ def fault_of(error: Exception, database: Database, *, doing: str, run_id: str) -
 
 
 @contextlib.contextmanager
-def counted(database: Database, errors: list[str], *, what: str, run_id: str) -> Iterator[list[SlaPipelineError]]:
+def counted(database: Database, errors: ErrorList, *, what: str, run_id: str) -> Iterator[list[SlaPipelineError]]:
     """Add any fault of the block to ``errors`` instead of raising it, as "``what`` failed: ..."; the list that is yielded then holds it."""
     faults: list[SlaPipelineError] = []
     try:
@@ -36,17 +37,18 @@ def counted(database: Database, errors: list[str], *, what: str, run_id: str) ->
     except Exception as error:  # noqa: BLE001 - whatever fails in a step, the cycle goes on to publish, to close and to report it
         faults.append(fault_of(error, database, doing=what, run_id=run_id))
         log.error("step failed", extra={"jobRunId": run_id, "step": what, "error": str(faults[0])})  # noqa: TRY400  the message is complete
-        errors.append(f"{what} failed: {faults[0]}")
+        errors.add(f"{what} failed: {faults[0]}")
 
 
 @contextlib.contextmanager
-def bookkeeping(database: Database, errors: list[str], *, table: str, rights: str, run_id: str) -> Iterator[None]:
+def bookkeeping(database: Database, errors: ErrorList, *, table: str, rights: str, run_id: str) -> Iterator[None]:
     """Run what only keeps books: its failure is an error of the cycle, which marks and publishes all the same."""
-    noted: list[str] = []
+    noted = ErrorList()
     with counted(database, noted, what=f"bookkeeping in {table}", run_id=run_id) as faults:
         yield
     if faults:
+        (fault,) = noted.kept()
         right = f"; `grant {rights} on {table} to sla_worker`" if isinstance(faults[0], RightMissing) else ""
         # a thousand rows that cannot be noted are one error
-        if noted[0] + right not in errors:
-            errors.append(noted[0] + right)
+        if fault + right not in errors.kept():
+            errors.add(fault + right)

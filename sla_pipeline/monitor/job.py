@@ -1,4 +1,4 @@
-"""The asset, the job, the schedule and the check: how Dagster runs a cycle every minute (SPEC 3.1, 11).
+"""The asset, the job, the schedule and the checks: how Dagster runs a cycle every minute (SPEC 3.1, 11).
 
 What belongs here: wiring of the ops and when they run. What does not: what they do (``ops.py``), and which resources they get
 (``definitions.py``).
@@ -13,11 +13,11 @@ import psycopg
 
 from sla_pipeline.cycle import SystemClock
 from sla_pipeline.errors import SlaPipelineError
-from sla_pipeline.monitor import ops
+from sla_pipeline.monitor import ops, steps
 from sla_pipeline.monitor.resources import PostgresResource
-from sla_pipeline.postgres import journal, tickets
+from sla_pipeline.postgres import journal, set_aside, tickets
 
-__all__ = ["backlog_size", "sla_breaches", "ticket_sla_monitor", "ticket_sla_monitor_every_minute"]
+__all__ = ["backlog_size", "sla_breaches", "ticket_sla_monitor", "ticket_sla_monitor_every_minute", "tickets_set_aside"]
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +60,25 @@ def sla_breaches() -> object:
 def backlog_size(postgres: PostgresResource) -> dg.AssetCheckResult:
     """Count the backlog now."""
     with postgres.database().session() as connection:
-        evaluation = ops.backlog_evaluation(tickets.count_backlog(connection, now_utc=SystemClock().now_utc()))
+        return _result(ops.backlog_evaluation(tickets.count_backlog(connection, now_utc=SystemClock().now_utc())))
+
+
+@dg.asset_check(
+    asset=ops.SET_ASIDE_CHECK.asset_key,
+    name=ops.SET_ASIDE_CHECK.name,
+    description=(
+        "No overdue ticket is set aside because it cannot be marked: nobody is called for such a ticket. Every cycle records it; run it"
+        " alone to look now."
+    ),
+)
+def tickets_set_aside(postgres: PostgresResource) -> dg.AssetCheckResult:
+    """Look for tickets set aside now; those that have changed since they failed are the next cycle's."""
+    with postgres.database().session() as connection:
+        found = set_aside.still_set_aside(connection, now_utc=SystemClock().now_utc(), limit=steps.SHOWN_COUNT)
+    return _result(ops.set_aside_evaluation(found))
+
+
+def _result(evaluation: dg.AssetCheckEvaluation) -> dg.AssetCheckResult:
     return dg.AssetCheckResult(
         passed=evaluation.passed, severity=evaluation.severity, description=evaluation.description, metadata=evaluation.metadata
     )
@@ -69,7 +87,7 @@ def backlog_size(postgres: PostgresResource) -> dg.AssetCheckResult:
 ticket_sla_monitor = dg.define_asset_job(
     "ticket_sla_monitor",
     description="One cycle: find the tickets whose deadline has passed, mark each once, publish each once.",
-    # the cycle records the check itself: as a step of its own it would count the backlog a second time every minute
+    # the cycle records the checks itself: as steps of their own they would count a second time every minute
     selection=dg.AssetSelection.assets(ops.BACKLOG_CHECK.asset_key).without_checks(),
 )
 

@@ -16,10 +16,13 @@ from sla_pipeline.cycle import BATCH_SIZE, MAX_BATCHES_PER_CYCLE, CycleInput, Sy
 from sla_pipeline.errors import CycleLocked, InputError, SlaPipelineError
 from sla_pipeline.monitor import steps
 from sla_pipeline.monitor.resources import RE_EXECUTE_ALL, KafkaResource, PostgresResource
+from sla_pipeline.postgres.set_aside import REASON_LENGTH, SetAside
+from sla_pipeline.quoting import in_markdown, named, quoted
 
 __all__ = [
     "BACKLOG_CHECK",
     "CYCLE_POOL",
+    "SET_ASIDE_CHECK",
     "CycleConfig",
     "backlog_evaluation",
     "claim_overdue",
@@ -27,12 +30,14 @@ __all__ = [
     "launchpad_config",
     "mark_breached",
     "publish_breaches",
+    "set_aside_evaluation",
 ]
 
 BACKLOG_CHECK = dg.AssetCheckKey(dg.AssetKey("sla_breaches"), "backlog_size")
+SET_ASIDE_CHECK = dg.AssetCheckKey(BACKLOG_CHECK.asset_key, "tickets_set_aside")
 # dagster.yaml lets one run at a time use the pool. Every op is in it, since a re-execution may select any of them.
 CYCLE_POOL = "ticket_sla_cycle"
-# Bounds a run page's message; journal and log hold all errors.
+# Bounds a run page's message; the journal holds more of them.
 _ERRORS_SHOWN = 20
 
 
@@ -128,15 +133,23 @@ def close_cycle(
         report.batches,
         report.published,
         report.backlog,
-        len(report.errors),
+        report.error_count,
         report.duration_ms,
     )
+    if report.unknown_priority_count:
+        context.log.warning(
+            "%d tickets went out with a priority that we do not know: %s",
+            report.unknown_priority_count,
+            ", ".join(map(quoted, report.unknown_priorities)),
+        )
     if report.backlog is not None:
         # an AssetCheckResult would fail the step; this event is stored under the check's key. Yielded, because what is logged by
         # `context.log_event` is lost when the op raises
         yield backlog_evaluation(report.backlog)
+    if report.set_aside is not None:
+        yield set_aside_evaluation(report.set_aside)
     if report.errors:
-        shown = [*report.errors[:_ERRORS_SHOWN], RE_EXECUTE_ALL]
+        shown = [*report.listed_errors(_ERRORS_SHOWN), RE_EXECUTE_ALL]
         raise dg.Failure(description="\n".join(shown), metadata=metadata, allow_retries=False)
     yield dg.Output(None, metadata=metadata)
 
@@ -153,6 +166,39 @@ def backlog_evaluation(backlog: int) -> dg.AssetCheckEvaluation:
     )
 
 
+def set_aside_evaluation(found: SetAside) -> dg.AssetCheckEvaluation:
+    """The check ``tickets_set_aside`` as an event of the cycle itself: only the cycle in which a ticket fails is failed for it."""
+    metadata: dict[str, dg.MetadataValue] = {"set_aside": dg.MetadataValue.int(found.count)}
+    if found.count:
+        metadata["tickets"] = dg.MetadataValue.md(_set_aside_table(found))
+    return dg.AssetCheckEvaluation(
+        asset_key=SET_ASIDE_CHECK.asset_key,
+        check_name=SET_ASIDE_CHECK.name,
+        passed=not found.count,
+        severity=dg.AssetCheckSeverity.ERROR,
+        description=(
+            f"{found.count} overdue tickets cannot be marked, and nobody is called for them; correct the row or what refuses it: a row that"
+            " has changed is tried by the next cycle, another one at its next try"
+            if found.count
+            else "no overdue ticket is set aside"
+        ),
+        metadata=metadata,
+    )
+
+
+def _set_aside_table(found: SetAside) -> str:
+    lines = ["| number | ticket id | kind | set aside since (UTC) | reason | next try (UTC) |", "| --- | --- | --- | --- | --- | --- |"]
+    lines += [
+        f"| {in_markdown(named(ticket.number))} | {ticket.id} | {in_markdown(named(ticket.kind))} "
+        f"| {ticket.first_failed_at:%Y-%m-%d %H:%M:%S} | {in_markdown(named(ticket.error, length=REASON_LENGTH))} "
+        f"| {ticket.next_try_at:%Y-%m-%d %H:%M:%S} |"
+        for ticket in found.tickets
+    ]
+    if found.count > len(found.tickets):
+        lines.append(f"\nand {found.count - len(found.tickets)} more in support.ticket_sla_set_aside")
+    return "\n".join(lines)
+
+
 def cycle_metadata(report: steps.CycleReport) -> dict[str, dg.MetadataValue]:
     """What is shown and plotted of a cycle. Durations in milliseconds, counts of tickets unless the name says otherwise."""
     numbers = {
@@ -162,7 +208,8 @@ def cycle_metadata(report: steps.CycleReport) -> dict[str, dg.MetadataValue]:
         "published": report.published,
         "lock_skips": report.lock_skips,
         "remarked": report.remarked,
-        "errors": len(report.errors),
+        "unknown_priorities": report.unknown_priority_count,
+        "errors": report.error_count,
     }
     durations = {
         "claim_ms": report.claim_ms,
@@ -178,4 +225,6 @@ def cycle_metadata(report: steps.CycleReport) -> dict[str, dg.MetadataValue]:
     }
     if report.backlog is not None:
         metadata["backlog"] = dg.MetadataValue.int(report.backlog)
+    if report.set_aside is not None:
+        metadata["set_aside"] = dg.MetadataValue.int(report.set_aside.count)
     return metadata

@@ -17,21 +17,24 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
 from sla_pipeline.breach import BreachKind
-from sla_pipeline.cycle import Claim, Clock, CycleInput, MarkTotals, OnStep, PublishTotals, no_step
+from sla_pipeline.cycle import ERRORS_KEPT, Claim, Clock, CycleInput, ErrorList, MarkTotals, OnStep, PublishTotals, listed, no_step
 from sla_pipeline.errors import CycleFailed, CycleLocked, SlaPipelineError
 from sla_pipeline.kafka.relay import PUBLISH_SECONDS, Relay
 from sla_pipeline.monitor.batches import BatchMarker, ShouldStop
 from sla_pipeline.monitor.faults import bookkeeping, counted, fault_of
 from sla_pipeline.postgres import journal, preconditions, schema, set_aside, tickets
 from sla_pipeline.postgres.database import Database
+from sla_pipeline.postgres.set_aside import SetAside
+from sla_pipeline.quoting import quoted
 
 __all__ = [
     "BACKLOG_LIMIT",
+    "SHOWN_COUNT",
     "Claim",
     "CycleReport",
     "Database",
@@ -48,6 +51,8 @@ log = logging.getLogger(__name__)
 
 # SPEC 9.5: more than this, for long, wakes someone
 BACKLOG_LIMIT = 100
+SHOWN_COUNT = 20
+"""Single tickets, or values, that a message for people lists at most."""
 # A cycle aims at 30 s (SPEC 3.3); closing it takes the rest.
 _PUBLISHED_AFTER_SECONDS = 27.0
 # What publishing gets even when marking used more than its share: one takeover of a healthy broker takes well under a second.
@@ -87,19 +92,31 @@ class CycleReport:
     has_more: bool
     lock_skips: int
     remarked: int
+    unknown_priority_count: int
+    """Tickets that went out with a priority that we do not know."""
+    unknown_priorities: list[str]
+    """Those priorities, the most frequent first, at most ``SHOWN_COUNT`` of them."""
+    set_aside: SetAside | None
+    """Overdue tickets that cannot be marked, those of earlier cycles included; None when they cannot be read."""
     claim_ms: float
     mark_ms: float
     publish_ms: float
     duration_ms: float
+    error_count: int = 0
     errors: list[str] = field(default_factory=list)
+    """The first ``ERRORS_KEPT`` of them, faults of steps before tickets."""
     fault: SlaPipelineError | None = None
     """The fault that ended the claim or the marking early."""
 
+    def listed_errors(self, limit: int = ERRORS_KEPT) -> list[str]:
+        """The first ``limit`` errors, and a line on how many more there are."""
+        return listed(self.errors, self.error_count, limit=limit)
+
     def raise_if_failed(self) -> None:
-        """Raises ``CycleFailed`` with all that failed, or an error of the kind of ``fault``, which says whether to try again."""
+        """Raises ``CycleFailed`` with what failed, or an error of the kind of ``fault``, which says whether to try again."""
         if self.errors:
             kind = type(self.fault) if self.fault else CycleFailed
-            raise kind("; ".join(self.errors))
+            raise kind("; ".join(self.listed_errors()))
 
 
 def _since(began: float) -> float:
@@ -123,15 +140,18 @@ def _journaled(
             )
             # the session may be in the middle of a statement: the server rolls back what it had not committed
             database.close()
-            errors = [*claim.errors, *marked.errors, *published.errors, _early_end(error, database, claim.run_id)]
+            errors = ErrorList()
+            errors.add(_early_end(error, database, claim.run_id))
+            for earlier in (claim.errors, marked.errors, published.errors):
+                errors.add_all(earlier)
             end = journal.CycleEnd(
                 state,
                 claimed_count=claim.claimed_count,
                 **_journal_counts(marked),
                 published_count=published.published,
-                error_count=len(errors),
+                error_count=errors.count,
                 duration_ms=_since(claim.began),
-                error="\n".join(errors),
+                error="\n".join(listed(errors.kept(), errors.count)),
             )
             with contextlib.suppress(SlaPipelineError), database.session() as connection:
                 journal.finish(connection, claim.cycle_id, end)
@@ -177,20 +197,20 @@ def claim_overdue(database: Database, clock: Clock, given: CycleInput, *, run_id
                 log.info("cycle skipped", extra={"jobRunId": run_id, "reason": str(locked)})
                 raise
         schema.warn_of_missing_indexes(connection)
-    errors: list[str] = []
+    errors = ErrorList()
     cycle_id = _open_journal_row(database, given, run_id=run_id, now_utc=now_utc, errors=errors)
     ids: list[str] = []
-    with _journaled(database, Claim(run_id, now_utc, given, began, cycle_id, errors=tuple(errors))):
+    with _journaled(database, Claim(run_id, now_utc, given, began, cycle_id, errors=errors)):
         readable = _prepare_set_aside(database, run_id=run_id, now_utc=now_utc, errors=errors)
         with counted(database, errors, what="selecting overdue tickets", run_id=run_id) as faults, database.session() as connection:
             ids = tickets.claim(connection, now_utc=now_utc, tenant_id=given.tenant_id, limit=given.ceiling, all_set_aside=not readable)
         on_step("claimed")
     size = given.batch_size
     batches = tuple(tuple(ids[start : start + size]) for start in range(0, len(ids), size))
-    return Claim(run_id, now_utc, given, began, cycle_id, batches, _since(began), tuple(errors), *faults)
+    return Claim(run_id, now_utc, given, began, cycle_id, batches, _since(began), errors, *faults)
 
 
-def _open_journal_row(database: Database, given: CycleInput, *, run_id: str, now_utc: datetime, errors: list[str]) -> int | None:
+def _open_journal_row(database: Database, given: CycleInput, *, run_id: str, now_utc: datetime, errors: ErrorList) -> int | None:
     with bookkeeping(database, errors, table=journal.TABLE, rights=journal.RIGHTS, run_id=run_id), database.session() as connection:
         for dead_id, dead_run in journal.sweep_abandoned(connection):
             log.warning("found an abandoned cycle", extra={"jobRunId": dead_run, "cycleId": dead_id})
@@ -198,7 +218,7 @@ def _open_journal_row(database: Database, given: CycleInput, *, run_id: str, now
     return None
 
 
-def _prepare_set_aside(database: Database, *, run_id: str, now_utc: datetime, errors: list[str]) -> bool:
+def _prepare_set_aside(database: Database, *, run_id: str, now_utc: datetime, errors: ErrorList) -> bool:
     """Whether the rows set aside can be read; those that are not overdue any more are taken out."""
     table: dict[str, Any] = {"table": set_aside.TABLE, "rights": set_aside.RIGHTS, "run_id": run_id}
     with bookkeeping(database, errors, **table), database.session() as connection:
@@ -220,7 +240,10 @@ def mark_breached(database: Database, claim: Claim, *, should_stop: ShouldStop =
     with _journaled(database, claim, totals):
         if claim.batches:
             with counted(database, totals.errors, what="marking", run_id=claim.run_id) as faults:
-                BatchMarker(database, claim, totals, should_stop=should_stop, on_step=on_step).run()
+                try:
+                    BatchMarker(database, claim, totals, should_stop=should_stop, on_step=on_step).run()
+                finally:
+                    _warn_of_unknown_priorities(totals, run_id=claim.run_id)
             totals.fault = faults[0] if faults else None
             with (
                 bookkeeping(database, totals.errors, table=set_aside.TABLE, rights=set_aside.RIGHTS, run_id=claim.run_id),
@@ -228,6 +251,24 @@ def mark_breached(database: Database, claim: Claim, *, should_stop: ShouldStop =
             ):
                 set_aside.forget_mended(connection, now_utc=claim.now_utc)
     return Marked(claim, totals, _since(began))
+
+
+def _warn_of_unknown_priorities(totals: MarkTotals, *, run_id: str) -> None:
+    """One line a cycle, however many tickets and values there are."""
+    if totals.unknown_priorities:
+        log.warning(
+            "unknown priorities: the tickets are marked, their events tell the priority as it is; consumers may not know it",
+            extra={
+                "jobRunId": run_id,
+                "count": totals.unknown_priorities.total(),
+                "priorities": [quoted(priority) for priority in _most_frequent(totals)],
+                "distinct": len(totals.unknown_priorities),
+            },
+        )
+
+
+def _most_frequent(totals: MarkTotals) -> list[str]:
+    return [priority for priority, _ in totals.unknown_priorities.most_common(SHOWN_COUNT)]
 
 
 def publish_breaches(database: Database, relay: Callable[[], Relay], marked: Marked) -> Published:
@@ -252,14 +293,22 @@ def close_cycle(database: Database, clock: Clock, published: Published) -> Cycle
     """Count the backlog, close the journal row and report (SPEC 5.7, 9.1). What failed is in the report, not raised."""
     marked = published.marked
     claim, totals = marked.claim, marked.totals
-    errors = [*claim.errors, *totals.errors, *published.totals.errors]
+    errors = ErrorList()
+    for counted_errors in (claim.errors, totals.errors, published.totals.errors):
+        errors.add_all(counted_errors)
     backlog: int | None = None
+    aside: SetAside | None = None
     with (
         _journaled(database, claim, totals, published.totals),
         counted(database, errors, what="counting the backlog", run_id=claim.run_id),
         database.session() as connection,
     ):
         backlog = tickets.count_backlog(connection, now_utc=clock.now_utc(), tenant_id=claim.given.tenant_id)
+    with (
+        bookkeeping(database, errors, table=set_aside.TABLE, rights=set_aside.RIGHTS, run_id=claim.run_id),
+        database.session() as connection,
+    ):
+        aside = set_aside.recorded(connection, limit=SHOWN_COUNT)
     report = CycleReport(
         run_id=claim.run_id,
         cycle_id=claim.cycle_id,
@@ -272,11 +321,15 @@ def close_cycle(database: Database, clock: Clock, published: Published) -> Cycle
         has_more=claim.claimed_count == claim.given.ceiling,
         lock_skips=totals.lock_skips,
         remarked=totals.remarked,
+        unknown_priority_count=totals.unknown_priorities.total(),
+        unknown_priorities=_most_frequent(totals),
+        set_aside=aside,
         claim_ms=claim.claim_ms,
         mark_ms=marked.mark_ms,
         publish_ms=published.publish_ms,
         duration_ms=_since(claim.began),
-        errors=errors,
+        error_count=errors.count,
+        errors=errors.kept(),
         fault=claim.fault or totals.fault,
     )
     if claim.cycle_id is not None:
@@ -285,6 +338,7 @@ def close_cycle(database: Database, clock: Clock, published: Published) -> Cycle
             database.session() as connection,
         ):
             journal.finish(connection, claim.cycle_id, _journal_end(report, claim, totals))
+        report = replace(report, error_count=errors.count, errors=errors.kept())
     log.info(
         "cycle completed",
         extra={
@@ -294,7 +348,9 @@ def close_cycle(database: Database, clock: Clock, published: Published) -> Cycle
             "durationMs": report.duration_ms,
             "published": report.published,
             "backlog": report.backlog,
-            "errors": len(report.errors),
+            "setAside": aside.count if aside else None,
+            "unknownPriorities": report.unknown_priority_count,
+            "errors": report.error_count,
         },
     )
     return report
@@ -307,11 +363,11 @@ def _journal_end(report: CycleReport, claim: Claim, totals: MarkTotals) -> journ
         **_journal_counts(totals),
         published_count=report.published,
         backlog_count=report.backlog,
-        error_count=len(report.errors),
+        error_count=report.error_count,
         has_more=report.has_more,
         claim_ms=report.claim_ms,
         mark_ms=report.mark_ms,
         publish_ms=report.publish_ms,
         duration_ms=report.duration_ms,
-        error="\n".join(report.errors) or None,
+        error="\n".join(report.listed_errors()) or None,
     )

@@ -7,22 +7,28 @@ The guarantee: a ticket's flag and its breach record are committed together or n
 is in the order of commits, because the row that hands it out is locked last and held until the commit.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import psycopg
 from pydantic import ValidationError
 
-from sla_pipeline.breach import Breach, BreachKind, judge
+from sla_pipeline.breach import Breach, BreachKind, Priority, judge
 from sla_pipeline.cycle import OnStep, no_step
 from sla_pipeline.event import event_json
 from sla_pipeline.postgres.outbox import relay_row_missing
 from sla_pipeline.postgres.session import DISTANT_PAST, stop_request_behind
 from sla_pipeline.postgres.tickets import LockedTicket, id_array, lock_batch
 
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
 __all__ = ["BadRow", "BatchFailed", "BatchOutcome", "RowUnchanged", "mark_batch"]
+
+_KNOWN_PRIORITIES = frozenset(Priority)
 
 # Index: the primary key.
 _MARK = "update support.tickets set sla_breached = true, updated_at = %(now_utc)s where id = any(%(ids)s::uuid[])"
@@ -53,12 +59,16 @@ class BadRow:
 
 @dataclass(slots=True)
 class BatchOutcome:
-    """A committed batch. ``bad`` are tickets without an event, ``missed`` those that were not free or no longer overdue."""
+    """A committed batch. ``bad`` are tickets without an event, ``missed`` those that were not free or no longer overdue.
+
+    ``unknown_priorities`` counts the events that went out with each priority that we do not know.
+    """
 
     by_kind: dict[BreachKind, int] = field(default_factory=lambda: dict.fromkeys(BreachKind, 0))
     remarked: list[LockedTicket] = field(default_factory=list)
     bad: list[BadRow] = field(default_factory=list)
     missed: list[str] = field(default_factory=list)
+    unknown_priorities: Counter[str] = field(default_factory=Counter)
 
 
 class RowUnchanged(Exception):
@@ -114,6 +124,8 @@ def mark_batch(
     on_step("batch_committed")
     for one in written:
         outcome.by_kind[one.breach.kind] += 1
+        if one.ticket.priority not in _KNOWN_PRIORITIES and not one.ticket.recorded:
+            outcome.unknown_priorities[str(one.ticket.priority)] += 1
     outcome.remarked = [one.ticket for one in written if one.ticket.recorded]
     outcome.missed = list(set(ids).difference(ticket.id for ticket in tickets))
     return outcome
@@ -138,9 +150,14 @@ def _event_of(ticket: LockedTicket, now_utc: datetime) -> _Found | BadRow:
             now_utc=now_utc,
         )
     except ValidationError as error:
-        faults = "; ".join(f"{fault['loc'][0] if fault['loc'] else 'event'}: {fault['msg']}" for fault in error.errors(include_input=False))
-        return _bad(ticket, breach.kind, f"the event cannot be built: {faults}")
+        return _bad(ticket, breach.kind, f"the event cannot be built: {'; '.join(map(_reason, error.errors()))}")
     return _Found(ticket, breach, payload)
+
+
+def _reason(fault: "ErrorDetails") -> str:
+    """The field and its fault, without its value."""
+    field_name = fault["loc"][0] if fault["loc"] else "event"
+    return f"{field_name} is null" if fault["input"] is None else f"{field_name}: {fault['msg']}"
 
 
 def _bad(ticket: LockedTicket, kind: BreachKind, error: str) -> BadRow:

@@ -5,23 +5,42 @@ again with growing pauses, or at once when the row has changed, and leave the ta
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import NamedTuple
 
 import psycopg
+from psycopg.rows import args_row
 
-from sla_pipeline.postgres.tickets import OVERDUE
+from sla_pipeline.postgres.tickets import OF_TENANT, OVERDUE
 
-__all__ = ["RIGHTS", "TABLE", "RowSetAside", "add", "check_readable", "forget_mended"]
+__all__ = [
+    "REASON_LENGTH",
+    "RIGHTS",
+    "TABLE",
+    "RowSetAside",
+    "SetAside",
+    "TicketSetAside",
+    "add",
+    "check_readable",
+    "forget_mended",
+    "recorded",
+    "still_set_aside",
+    "waiting",
+]
 
 TABLE = "support.ticket_sla_set_aside"
 RIGHTS = "select, insert, update, delete"
+REASON_LENGTH = 1_000
+"""Characters of a reason that a table shows. Reasons are our own words: the longest names five fields that are null."""
 
+# A number that is no number may be as long as a book; 200 characters are more than a message shows.
 # 1, 2, 4 ... minutes after each failure, at most an hour, each five seconds short: a cycle that starts early must not skip its turn
 _ADD = """
 insert into support.ticket_sla_set_aside as kept
     (ticket_id, number, kind, error, row_version, first_failed_at, last_failed_at, next_try_at)
-select bad.ticket_id, bad.number, bad.kind, bad.error, bad.row_version, %(now_utc)s, %(now_utc)s, %(now_utc)s + interval '55 seconds'
+select bad.ticket_id, left(bad.number, 200), bad.kind, bad.error, bad.row_version,
+    %(now_utc)s, %(now_utc)s, %(now_utc)s + interval '55 seconds'
 from unnest(%(ids)s::uuid[], %(numbers)s::text[], %(kinds)s::text[], %(errors)s::text[], %(versions)s::text[])
     as bad (ticket_id, number, kind, error, row_version)
 on conflict (ticket_id) do update set
@@ -30,14 +49,17 @@ on conflict (ticket_id) do update set
     next_try_at = excluded.last_failed_at - interval '5 seconds'
         + least(interval '1 minute' * 2 ^ least(kept.try_count, 10), interval '1 hour')
 """
+_UNCHANGED = f"tickets.id = s.ticket_id and {OVERDUE} and tickets.xmin::text = coalesce(s.row_version, tickets.xmin::text)"
 # Index: primary keys; the table is small. The version is compared here and not in the claim, which reads the index alone.
 _FORGET_MENDED = f"""
 delete from support.ticket_sla_set_aside s
-where not exists (
-    select from support.tickets
-    where tickets.id = s.ticket_id and {OVERDUE} and tickets.xmin::text = coalesce(s.row_version, tickets.xmin::text)
-)
+where not exists (select from support.tickets where {_UNCHANGED})
 """
+# Reads the small table alone: at the end of a cycle `_FORGET_MENDED` has just been run.
+_ALL = "from support.ticket_sla_set_aside s"
+# Index: primary keys.
+_STILL = f"{_ALL} where exists (select from support.tickets where {_UNCHANGED})"
+_WAITING = f"{_ALL} where s.next_try_at > %(now_utc)s and exists (select from support.tickets where {_UNCHANGED} and {OF_TENANT})"
 
 
 class RowSetAside(NamedTuple):
@@ -48,6 +70,27 @@ class RowSetAside(NamedTuple):
     kind: str
     error: str
     row_version: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class TicketSetAside:
+    """An overdue ticket that cannot be marked; ``error`` holds no text of the ticket."""
+
+    id: str
+    number: str
+    kind: str
+    error: str
+    try_count: int
+    first_failed_at: datetime
+    next_try_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class SetAside:
+    """How many tickets are set aside, and those that have been for longest."""
+
+    count: int = 0
+    tickets: list[TicketSetAside] = field(default_factory=list)
 
 
 def check_readable(connection: psycopg.Connection) -> None:
@@ -66,3 +109,30 @@ def add(connection: psycopg.Connection, rows: Sequence[RowSetAside], *, now_utc:
 def forget_mended(connection: psycopg.Connection, *, now_utc: datetime) -> None:
     """Take rows out whose ticket is not overdue any more (marked, answered, closed, moved, deleted), or has changed since it failed."""
     connection.execute(_FORGET_MENDED, {"now_utc": now_utc})
+
+
+def recorded(connection: psycopg.Connection, *, limit: int) -> SetAside:
+    """The rows of the table as the cycle leaves them, without a look at the tickets; ``limit`` of them in full."""
+    return _found(connection, _ALL, {"limit": limit})
+
+
+def still_set_aside(connection: psycopg.Connection, *, now_utc: datetime, limit: int) -> SetAside:
+    """The tickets set aside whose row is still the one that failed, and overdue: what a cycle at ``now_utc`` would leave in the table."""
+    return _found(connection, _STILL, {"limit": limit, "now_utc": now_utc})
+
+
+def waiting(connection: psycopg.Connection, *, now_utc: datetime, tenant_id: str | None, limit: int) -> SetAside:
+    """Those of them that a cycle at ``now_utc`` would not try, since their next try is later."""
+    return _found(connection, _WAITING, {"limit": limit, "now_utc": now_utc, "tenant_id": tenant_id})
+
+
+def _found(connection: psycopg.Connection, where: str, values: dict[str, object]) -> SetAside:
+    row = connection.execute(f"select count(*) {where}", values).fetchone()
+    count = int(row[0]) if row else 0
+    if not count:
+        # as in nearly every cycle
+        return SetAside()
+    columns = "ticket_id, number, kind, error, try_count, first_failed_at, next_try_at"
+    with connection.cursor(row_factory=args_row(TicketSetAside)) as cursor:
+        query = f"select {columns} {where} order by first_failed_at, ticket_id limit %(limit)s"
+        return SetAside(count, cursor.execute(query, values).fetchall())

@@ -24,8 +24,13 @@ _FIRST_RESPONSE_OVERDUE = (
 _RESOLUTION_OVERDUE = "status = 'InWork' and not sla_breached and resolved_at is null and resolution_due_at < %(now_utc)s"
 # what the first branch holds already; `is not true`, since a ticket without a first deadline is in the second branch only
 _NOT_FIRST_RESPONSE = "(first_response_at is null and first_response_due_at < %(now_utc)s) is not true"
+# not set aside in the very form that the row has now: what a cycle would take out of the table it tries at once
+_NOT_WAITING = (
+    "not exists (select from support.ticket_sla_set_aside s where s.ticket_id = tickets.id and s.next_try_at > %(now_utc)s"
+    " and tickets.xmin::text = coalesce(s.row_version, tickets.xmin::text))"
+)
 OVERDUE = f"(({_FIRST_RESPONSE_OVERDUE}) or ({_RESOLUTION_OVERDUE}))"
-_OF_TENANT = "(%(tenant_id)s::uuid is null or tenant_id = %(tenant_id)s::uuid)"
+OF_TENANT = "(%(tenant_id)s::uuid is null or tenant_id = %(tenant_id)s::uuid)"
 _NOT_SET_ASIDE = "not exists (select from support.ticket_sla_set_aside s where s.ticket_id = tickets.id and s.next_try_at > %(now_utc)s)"
 
 # Index: ticket_sla_first_response_overdue in its order up to the limit; ticket_sla_resolution_overdue up to now, then a top-N sort.
@@ -34,11 +39,11 @@ _NOT_SET_ASIDE = "not exists (select from support.ticket_sla_set_aside s where s
 _CLAIM_WHERE = f"""
 with first_response as (
     select id, first_response_due_at from support.tickets
-    where {_FIRST_RESPONSE_OVERDUE} and {_OF_TENANT} and {{wanted}}
+    where {_FIRST_RESPONSE_OVERDUE} and {OF_TENANT} and {{wanted}}
     order by first_response_due_at, id limit %(limit)s
 ), resolution as (
     select id, first_response_due_at from support.tickets
-    where {_RESOLUTION_OVERDUE} and {_NOT_FIRST_RESPONSE} and {_OF_TENANT} and {{wanted}}
+    where {_RESOLUTION_OVERDUE} and {_NOT_FIRST_RESPONSE} and {OF_TENANT} and {{wanted}}
     order by first_response_due_at, id limit %(limit)s
 )
 select id from (select * from first_response union all select * from resolution) overdue
@@ -58,7 +63,7 @@ select id, coalesce(number, '') as number, tenant_id, queue_id, requester_user_i
     status, sla_breached, first_response_due_at, first_response_at, resolution_due_at, resolved_at,
     exists (select from support.ticket_sla_breaches b where b.ticket_id = tickets.id) as recorded, xmin::text as row_version
 from support.tickets
-where id = any(%(ids)s::uuid[]) and {OVERDUE} is true and {_OF_TENANT}
+where id = any(%(ids)s::uuid[]) and {OVERDUE} is true and {OF_TENANT}
 order by first_response_due_at, id
 for no key update skip locked
 """
@@ -74,24 +79,22 @@ order by coalesce(queue_id = any(%(queue_ids)s::uuid[]), false), position
 
 # Index: both of ours, up to now: O(backlog).
 _BACKLOG = f"""
-select (select count(*) from support.tickets where {_FIRST_RESPONSE_OVERDUE} and {_OF_TENANT})
-    + (select count(*) from support.tickets where {_RESOLUTION_OVERDUE} and {_NOT_FIRST_RESPONSE} and {_OF_TENANT})
+select (select count(*) from support.tickets where {_FIRST_RESPONSE_OVERDUE} and {OF_TENANT})
+    + (select count(*) from support.tickets where {_RESOLUTION_OVERDUE} and {_NOT_FIRST_RESPONSE} and {OF_TENANT})
 """
 
 # Index: as the backlog's.
 _PREVIEW = f"""
 with overdue as (
     select id, number, queue_id, priority, 'FirstResponse' as kind, first_response_due_at as due_at, first_response_due_at
-    from support.tickets where {_FIRST_RESPONSE_OVERDUE} and {_OF_TENANT}
+    from support.tickets where {_FIRST_RESPONSE_OVERDUE} and {OF_TENANT} and {{wanted}}
     union all
     select id, number, queue_id, priority, 'Resolution', resolution_due_at, first_response_due_at
-    from support.tickets where {_RESOLUTION_OVERDUE} and {_NOT_FIRST_RESPONSE} and {_OF_TENANT}
+    from support.tickets where {_RESOLUTION_OVERDUE} and {_NOT_FIRST_RESPONSE} and {OF_TENANT} and {{wanted}}
 )
 """
-_PREVIEW_COUNTS = (
-    _PREVIEW + "select kind, queue_id, priority, count(*) from overdue group by kind, queue_id, priority order by 4 desc, 1, 2, 3"
-)
-_PREVIEW_OLDEST = _PREVIEW + "select id, number, kind, priority, due_at from overdue order by due_at, id limit %(limit)s"
+_PREVIEW_COUNTS = "select kind, queue_id, priority, count(*) from overdue group by kind, queue_id, priority order by 4 desc, 1, 2, 3"
+_PREVIEW_OLDEST = "select id, number, kind, priority, due_at from overdue order by due_at, id limit %(limit)s"
 
 
 class LockedTicket(NamedTuple):
@@ -142,14 +145,14 @@ class PreviewTicket:
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """What a cycle would find now."""
+    """The overdue tickets that a cycle would try now."""
 
     counts: list[PreviewCount]
     oldest: list[PreviewTicket]
 
     @property
     def total(self) -> int:
-        """All overdue tickets."""
+        """How many they are."""
         return sum(count.count for count in self.counts)
 
 
@@ -203,12 +206,20 @@ def count_backlog(connection: psycopg.Connection, *, now_utc: datetime, tenant_i
     return int(row[0])
 
 
-def preview(connection: psycopg.Connection, *, now_utc: datetime, tenant_id: str | None, oldest: int) -> Preview:
-    """What a cycle at ``now_utc`` would find, and its ``oldest`` tickets by the deadline that passed. Changes nothing."""
+def preview(
+    connection: psycopg.Connection, *, now_utc: datetime, tenant_id: str | None, oldest: int, all_set_aside: bool = False
+) -> Preview:
+    """What a cycle at ``now_utc`` would try to mark, and the ``oldest`` of these tickets by the deadline that passed. Changes nothing.
+
+    ``all_set_aside`` takes those set aside as well, as ``claim`` does, and reads only ``support.tickets``.
+    """
+    overdue = _PREVIEW.format(wanted="true" if all_set_aside else _NOT_WAITING)
     values = {"now_utc": now_utc, "tenant_id": tenant_id, "limit": oldest}
     with (
         connection.cursor(row_factory=args_row(PreviewCount)) as counts,
         connection.cursor(row_factory=args_row(PreviewTicket)) as tickets,
     ):
         tickets.adapters.register_loader("timestamptz", TolerantTimestamptzLoader)
-        return Preview(counts.execute(_PREVIEW_COUNTS, values).fetchall(), tickets.execute(_PREVIEW_OLDEST, values).fetchall())
+        return Preview(
+            counts.execute(overdue + _PREVIEW_COUNTS, values).fetchall(), tickets.execute(overdue + _PREVIEW_OLDEST, values).fetchall()
+        )

@@ -21,6 +21,7 @@ from sla_pipeline.kafka.settings import KafkaSettings
 
 REPOSITORY = Path(__file__).parents[3]
 CHECK = dg.AssetCheckKey(dg.AssetKey("sla_breaches"), "backlog_size")
+SET_ASIDE_CHECK = dg.AssetCheckKey(CHECK.asset_key, "tickets_set_aside")
 
 
 @pytest.fixture

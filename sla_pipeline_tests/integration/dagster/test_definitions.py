@@ -92,7 +92,8 @@ def test_one_cycle_at_a_time_whatever_starts_it(definitions: dg.Definitions) -> 
     ops = definitions.resolve_implicit_global_asset_job_def().all_node_defs
     pools = {op.name: op.pool for op in ops if isinstance(op, dg.OpDefinition)}
     cycle = ("claim_overdue", "mark_breached", "publish_breaches", "close_cycle")
-    assert pools == {**dict.fromkeys(cycle, "ticket_sla_cycle"), "sla_breaches_backlog_size": None}
+    checks = ("sla_breaches_backlog_size", "sla_breaches_tickets_set_aside")
+    assert pools == {**dict.fromkeys(cycle, "ticket_sla_cycle"), **dict.fromkeys(checks)}
 
 
 def test_a_run_that_died_while_it_started_is_failed_before_the_next_tick() -> None:
@@ -110,7 +111,7 @@ def test_every_job_of_the_location_runs_in_one_process(definitions: dg.Definitio
 
 
 def test_the_job_is_the_asset_alone(job: dg.JobDefinition) -> None:
-    """The check is not a step of it: the cycle records it."""
+    """The checks are no steps of it: the cycle records them."""
     assert [node.name for node in job.nodes] == ["sla_breaches"]
 
 

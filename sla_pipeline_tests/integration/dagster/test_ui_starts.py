@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -25,7 +25,7 @@ from sla_pipeline.kafka.settings import KafkaSettings
 from sla_pipeline.kafka.topics import create_topics
 from sla_pipeline.monitor import job as monitor
 from sla_pipeline.monitor.resources import RE_EXECUTE_ALL, PostgresResource
-from sla_pipeline_tests.integration.dagster.conftest import CHECK, REPOSITORY, database, launchpad
+from sla_pipeline_tests.integration.dagster.conftest import CHECK, REPOSITORY, SET_ASIDE_CHECK, database, launchpad
 from sla_pipeline_tests.integration.dagster.deployment import LOCATION, Deployment, deployment
 from sla_pipeline_tests.integration.kafka.waiting import wait_until
 from sla_pipeline_tests.tickets import TENANT, before_update, breached_ids, make_ticket
@@ -40,7 +40,7 @@ _IS_AT_THE_GATE = (
 _OVERDUE: dict[str, Any] = {"first_response_due_at": datetime(2026, 1, 1, tzinfo=UTC)}
 _REPOSITORY = {"repositoryLocationName": LOCATION, "repositoryName": "__repository__"}
 _ASSET = {"path": ["sla_breaches"]}
-_CHECK_HANDLE = {"assetKey": _ASSET, "name": "backlog_size"}
+_CHECKS = (CHECK, SET_ASIDE_CHECK)
 
 _ERROR = "... on PythonError { message className stack causes { message } }"
 _LAUNCH = f"""
@@ -101,7 +101,7 @@ class Site:
     worker_url: str
     kafka: KafkaSettings
 
-    def launch(self, job: str, *, assets: bool = True, checks: bool = False, config: object = None) -> dict[str, Any]:
+    def launch(self, job: str, *, assets: bool = True, checks: Sequence[dg.AssetCheckKey] = (), config: object = None) -> dict[str, Any]:
         """Presses a button that starts a run of ``job``; returns the answer."""
         parameters = {
             "mode": "default",
@@ -111,7 +111,7 @@ class Site:
                 **_REPOSITORY,
                 "pipelineName": job,
                 "assetSelection": [_ASSET] if assets else [],
-                "assetCheckSelection": [_CHECK_HANDLE] if checks else [],
+                "assetCheckSelection": [{"assetKey": _ASSET, "name": check.name} for check in checks],
             },
         }
         answer: dict[str, Any] = self.deployed.send(_LAUNCH, executionParams=parameters)["launchPipelineExecution"]
@@ -243,9 +243,10 @@ def _assert_a_whole_cycle(site: Site, run: dg.DagsterRun, ticket_id: str) -> Non
     assert site.materialized_by() == run.run_id
     assert ticket_id in breached_ids(site.support)
     assert site.events_of(ticket_id) == 1
-    check = site.instance.get_latest_asset_check_evaluation_record(CHECK)
-    assert check is not None
-    assert check.run_id == run.run_id
+    for key in _CHECKS:
+        check = site.instance.get_latest_asset_check_evaluation_record(key)
+        assert check is not None
+        assert check.run_id == run.run_id
 
 
 def test_the_page_offers_the_jobs_that_are_started_here(site: Site) -> None:
@@ -253,21 +254,22 @@ def test_the_page_offers_the_jobs_that_are_started_here(site: Site) -> None:
     node = site.deployed.send(_ASSET_JOBS, asset=_ASSET)["assetNodeOrError"]
     assert node["jobNames"] == ["__ASSET_JOB", "ticket_sla_monitor"]
     assert node["assetChecksOrError"]["checks"] == [
-        {"name": "backlog_size", "jobNames": ["__ASSET_JOB"], "canExecuteIndividually": "CAN_EXECUTE"}
+        {"name": check.name, "jobNames": ["__ASSET_JOB"], "canExecuteIndividually": "CAN_EXECUTE"} for check in _CHECKS
     ]
 
 
 def test_materialize_on_the_asset(site: Site, overdue: str) -> None:
-    """Catalog, group and lineage all send this, the asset's check with it."""
-    _assert_a_whole_cycle(site, site.ended(site.launch("__ASSET_JOB", checks=True)), overdue)
+    """Catalog, group and lineage all send this, the asset's checks with it."""
+    _assert_a_whole_cycle(site, site.ended(site.launch("__ASSET_JOB", checks=_CHECKS)), overdue)
 
 
-def test_execute_on_the_check(site: Site, overdue: str) -> None:
+@pytest.mark.parametrize("key", _CHECKS, ids=lambda key: key.name)
+def test_execute_on_a_check(site: Site, overdue: str, key: dg.AssetCheckKey) -> None:
     """It counts and marks nothing."""
     before = len(site.instance.fetch_materializations(CHECK.asset_key, limit=100).records)
-    run = site.ended(site.launch("__ASSET_JOB", assets=False, checks=True))
+    run = site.ended(site.launch("__ASSET_JOB", assets=False, checks=[key]))
     assert run.status is dg.DagsterRunStatus.SUCCESS
-    check = site.instance.get_latest_asset_check_evaluation_record(CHECK)
+    check = site.instance.get_latest_asset_check_evaluation_record(key)
     assert check is not None
     assert check.run_id == run.run_id
     assert overdue not in breached_ids(site.support)
@@ -343,7 +345,7 @@ def test_whatever_is_started_waits_for_the_cycle_under_way(site: Site, overdue: 
         first = site.launch("__ASSET_JOB")
         site.wait_at_the_gate()
         second = site.launch("ticket_sla_monitor")
-        check = site.launch("__ASSET_JOB", assets=False, checks=True)
+        check = site.launch("__ASSET_JOB", assets=False, checks=[CHECK])
         # the queue is served in order: what stands behind the second run has left it
         wait_until(
             lambda: site.run(check["run"]["id"]).status is not dg.DagsterRunStatus.QUEUED,

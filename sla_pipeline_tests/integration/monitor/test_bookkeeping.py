@@ -34,7 +34,7 @@ def test_a_journal_that_cannot_be_written(right: str, support: Support, cycle: C
 @pytest.mark.parametrize("fault", ["revoke {} on support.ticket_sla_set_aside from sla_worker", "drop table support.ticket_sla_set_aside"])
 @pytest.mark.parametrize("right", ["insert", "update", "select", "delete", "insert, update, select, delete"])
 def test_rows_that_cannot_be_set_aside(fault: str, right: str, support: Support, cycle: Cycle, events: Events) -> None:
-    bad = make_ticket(support, **FIRST_RESPONSE_OVERDUE | {"first_response_due_at": NOW - HOUR}, priority="Urgent")
+    bad = make_ticket(support, **FIRST_RESPONSE_OVERDUE | {"first_response_due_at": NOW - HOUR}, queue_id=None)
     good = make_tickets(support, 20, **FIRST_RESPONSE_OVERDUE)
     support.execute(fault.format(right))
     report = cycle(CycleInput(batch_size=5))

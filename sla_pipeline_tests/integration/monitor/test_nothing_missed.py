@@ -12,12 +12,14 @@ import pytest
 
 from sla_pipeline.breach import BreachKind
 from sla_pipeline.cycle import CycleInput, SimulatedClock
+from sla_pipeline.errors import CycleStopped
 from sla_pipeline_tests.integration.conftest import Cycle, Events
 from sla_pipeline_tests.tickets import (
     FIRST_RESPONSE_OVERDUE,
     HOUR,
     MINUTE,
     NOW,
+    QUEUE,
     RESOLUTION_OVERDUE,
     breached_ids,
     change,
@@ -121,9 +123,11 @@ def test_after_a_break_of_an_hour_above_the_ceiling(support: Support, cycle: Cyc
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
-        pytest.param({"priority": "Urgent"}, "priority: Input should be 'Critical', 'High', 'Normal' or 'Low'", id="unknown priority"),
-        pytest.param({"queue_id": None}, "queue_id: Input should be a valid string", id="null queue"),
-        pytest.param({"tenant_id": None, "requester_user_id": None}, "tenant_id: Input should be a valid string; requ", id="null ids"),
+        pytest.param({"priority": ""}, "priority: String should have at least 1 character", id="empty priority"),
+        pytest.param({"priority": "X" * 33}, "priority: String should have at most 32 characters", id="priority too long"),
+        pytest.param({"priority": "High\n"}, "priority: String should have no control characters", id="priority with a line break"),
+        pytest.param({"queue_id": None}, "queue_id is null", id="null queue"),
+        pytest.param({"tenant_id": None, "requester_user_id": None}, "tenant_id is null; requester_user_id is null", id="null ids"),
         pytest.param({"number": "X" * 65}, "number: String should have at most 64 characters", id="number too long"),
         pytest.param({"number": ""}, "number: String should have at least 1 character", id="number empty"),
     ],
@@ -144,14 +148,73 @@ def test_bad_row_in_every_batch(
     assert [event.ticket_id for event in events()] == good
     failed = [record.__dict__ for record in logged if record.getMessage() == "item failed"]
     assert [(line["TicketId"], line["BreachKind"]) for line in failed] == [(in_first, "FirstResponse"), (in_second, "Resolution")]
-    assert [line["Number"] for line in failed] == [fault.get("number", "BAD-1"), "BAD-2"]
+    assert [line["Number"] for line in failed] == [fault.get("number", "BAD-1") or "''", "BAD-2"]
     assert words in failed[0]["error"]
-    assert failed[1]["error"].startswith("the event cannot be built: priority: Input should be ")
+    assert failed[1]["error"] == "the event cannot be built: priority is null"
+
+
+# as others may write it: unknown, empty but for a space, right to left, with a separator that is no control character, as long as may be
+_UNKNOWN_PRIORITIES = ["Urgent", "high", "Срочно", " ", "\u202eHigh", "a\u2028b", '</b>"\\', "\U0001f525" * 32]
+
+
+def test_a_priority_that_we_do_not_know_is_no_reason_to_call_nobody(
+    support: Support, cycle: Cycle, events: Events, logged: list[logging.LogRecord]
+) -> None:
+    """Marked and told as it is, counted, and warned of once a cycle, in however many batches; null is set aside."""
+    priorities = {make_ticket(support, **FIRST_RESPONSE_OVERDUE, priority=text): text for text in [*_UNKNOWN_PRIORITIES, "Urgent", "High"]}
+    bad = make_ticket(support, **FIRST_RESPONSE_OVERDUE, priority=None)
+
+    report = cycle(CycleInput(batch_size=2))
+
+    assert (report.processed, report.published, report.unknown_priority_count, report.error_count) == (10, 10, 9, 1)
+    assert {event.ticket_id: event.priority for event in events()} == priorities
+    assert report.unknown_priorities[0] == "Urgent"
+    assert sorted(report.unknown_priorities) == sorted(_UNKNOWN_PRIORITIES)
+    (warning,) = [record.__dict__ for record in logged if record.levelno == logging.WARNING]
+    assert warning["msg"].startswith("unknown priorities: ")
+    assert (warning["jobRunId"], warning["count"], warning["distinct"]) == (report.run_id, 9, 8)
+    assert warning["priorities"] == [repr(text) for text in report.unknown_priorities]
+    assert all(text.isprintable() for text in warning["priorities"])
+    (completed,) = [record.__dict__ for record in logged if record.getMessage() == "cycle completed"]
+    assert (completed["unknownPriorities"], completed["setAside"], completed["errors"]) == (9, 1, 1)
+    assert not is_breached(support, bad)
+
+
+def test_the_warning_of_unknown_priorities_is_bounded(support: Support, cycle: Cycle, logged: list[logging.LogRecord]) -> None:
+    """A support service that writes a text of its own into each ticket; a flag that was put back is no second event."""
+    tickets = [make_ticket(support, **FIRST_RESPONSE_OVERDUE, priority=f"P{number}") for number in range(300)]
+    report = cycle()
+    assert (report.processed, report.unknown_priority_count, len(report.unknown_priorities)) == (300, 300, 20)
+    change(support, tickets[0], sla_breached=False)
+    again = cycle()
+    assert (again.processed, again.remarked, again.unknown_priority_count) == (1, 1, 0)
+    (warning,) = [record.__dict__ for record in logged if record.getMessage().startswith("unknown priorities: ")]
+    assert (warning["count"], warning["distinct"], len(warning["priorities"])) == (300, 300, 20)
+
+
+def test_the_warning_of_unknown_priorities_comes_when_a_cycle_is_stopped_too(
+    support: Support, cycle: Cycle, logged: list[logging.LogRecord]
+) -> None:
+    make_tickets(support, 4, **FIRST_RESPONSE_OVERDUE, priority="Urgent")
+    stops = iter([False, True])
+    with pytest.raises(CycleStopped):
+        cycle(CycleInput(batch_size=2), should_stop=lambda: next(stops))
+    (warning,) = [record.__dict__ for record in logged if record.getMessage().startswith("unknown priorities: ")]
+    assert warning["count"] == 2
+
+
+@pytest.mark.parametrize("status", ["Escalated", "new", "New ", "InWork\n", "Срочно", ""])
+def test_a_status_that_we_do_not_know_is_never_marked(status: str, support: Support, cycle: Cycle) -> None:
+    """SPEC 5.3: whether a promise is running in it is the support service's to say."""
+    before = make_ticket(support, **RESOLUTION_OVERDUE | {"status": status, "first_response_at": None})
+    report = cycle()
+    assert (report.processed, report.backlog, report.errors) == (0, 0, [])
+    assert not is_breached(support, before)
 
 
 def test_bad_rows_fill_the_ceiling(support: Support, cycle: Cycle, clock: SimulatedClock, events: Events) -> None:
     given = CycleInput(batch_size=10, max_batches_per_cycle=2)
-    bad = make_tickets(support, 25, first_response_due_at=NOW - 2 * HOUR, priority="Urgent")
+    bad = make_tickets(support, 25, first_response_due_at=NOW - 2 * HOUR, queue_id=None)
     good = make_tickets(support, 15, first_response_due_at=NOW - HOUR)
 
     first = cycle(given)
@@ -164,7 +227,7 @@ def test_bad_rows_fill_the_ceiling(support: Support, cycle: Cycle, clock: Simula
     ).fetchall()
     assert sorted(set_aside) == sorted((ticket, 1, "FirstResponse", timedelta(seconds=55)) for ticket in bad)
 
-    change(support, bad[0], priority="High")
+    change(support, bad[0], queue_id=QUEUE)
     clock.moment += 2 * MINUTE
     third, fourth = cycle(given), cycle(given)
     assert (third.processed + fourth.processed, len(third.errors) + len(fourth.errors)) == (1, 24)

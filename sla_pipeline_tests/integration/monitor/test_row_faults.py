@@ -16,6 +16,7 @@ from sla_pipeline_tests.tickets import (
     HOUR,
     MINUTE,
     NOW,
+    QUEUE,
     before_update,
     breached_ids,
     change,
@@ -173,20 +174,20 @@ def test_a_committed_batch_is_counted_whatever_follows(
 
 
 def test_a_mended_row_is_tried_at_once(support: Support, cycle: Cycle, clock: SimulatedClock, events: Events) -> None:
-    bad = make_ticket(support, **FIRST_RESPONSE_OVERDUE, priority="Urgent")
+    bad = make_ticket(support, **FIRST_RESPONSE_OVERDUE, queue_id=None)
     for minute in (0, 1, 3, 7, 15, 31):
         clock.moment = NOW + minute * MINUTE
         assert len(cycle().errors) == 1
     clock.moment += MINUTE
     assert (cycle().processed, cycle().processed) == (0, 0)
-    change(support, bad, priority="High")
+    change(support, bad, queue_id=QUEUE)
     assert cycle().processed == 1
     assert _set_aside(support) == set()
     assert [event.ticket_id for event in events()] == [bad]
 
 
 def test_a_cycle_that_starts_early_does_not_skip_a_turn(support: Support, cycle: Cycle, clock: SimulatedClock) -> None:
-    make_ticket(support, **FIRST_RESPONSE_OVERDUE, priority="Urgent")
+    make_ticket(support, **FIRST_RESPONSE_OVERDUE, queue_id=None)
     assert len(cycle().errors) == 1
     clock.moment += MINUTE * 56 / 60
     assert len(cycle().errors) == 1

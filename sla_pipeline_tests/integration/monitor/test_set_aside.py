@@ -7,7 +7,9 @@ from typing import Any
 import psycopg
 import pytest
 
-from sla_pipeline.cycle import SimulatedClock
+from sla_pipeline.cycle import CycleInput, SimulatedClock
+from sla_pipeline.errors import CycleFailed, CycleStopped, KafkaUnavailable
+from sla_pipeline.kafka.relay import Relay
 from sla_pipeline_tests.integration.conftest import Cycle, Events
 from sla_pipeline_tests.tickets import (
     FIRST_RESPONSE_OVERDUE,
@@ -77,7 +79,7 @@ def test_a_ticket_without_a_number_does_not_stop_the_others(support: Support, cy
     change(support, bad, number=None)
     report = cycle()
     assert (report.processed, len(report.errors)) == (3, 1)
-    assert report.errors[0] == f"ticket  ({bad}) set aside: the event cannot be built: number: String should have at least 1 character"
+    assert report.errors[0] == f"ticket '' ({bad}) set aside: the event cannot be built: number: String should have at least 1 character"
     assert [event.ticket_id for event in events()] == good
 
 
@@ -86,7 +88,7 @@ def test_a_row_that_the_database_refuses_beside_one_that_makes_no_event(
 ) -> None:
     """Both are set aside, each for its own reason; nothing of what the trigger says reaches a log, the driver's included."""
     good = make_tickets(support, 3, **FIRST_RESPONSE_OVERDUE)
-    without_event = make_ticket(support, **FIRST_RESPONSE_OVERDUE, priority="Urgent")
+    without_event = make_ticket(support, **FIRST_RESPONSE_OVERDUE, queue_id=None)
     refused = make_ticket(support, **FIRST_RESPONSE_OVERDUE | {"number": "BAD-1"})
     before_update(support, "if new.number = 'BAD-1' then raise exception 'secret'; end if;")
     report = cycle()
@@ -128,7 +130,7 @@ def test_times_beyond_the_calendar_that_the_event_does_not_tell_are_borne(
 
 
 def test_the_pause_doubles_up_to_an_hour(support: Support, cycle: Cycle, clock: SimulatedClock) -> None:
-    bad = make_ticket(support, **FIRST_RESPONSE_OVERDUE, priority="Urgent")
+    bad = make_ticket(support, **FIRST_RESPONSE_OVERDUE, queue_id=None)
     tries = [0, 1, 3, 7, 15, 31, 63, 123, 183]
     for minute in sorted({*tries, *(minute - 1 for minute in tries[1:])}):
         clock.moment = NOW + minute * MINUTE
@@ -138,7 +140,7 @@ def test_the_pause_doubles_up_to_an_hour(support: Support, cycle: Cycle, clock: 
 
 @pytest.mark.parametrize("mended", [close, lambda support, ticket: support.execute("delete from support.tickets where id = %s", (ticket,))])
 def test_a_ticket_that_is_not_overdue_any_more_is_forgotten(mended: Any, support: Support, cycle: Cycle) -> None:
-    bad = make_ticket(support, **FIRST_RESPONSE_OVERDUE, priority="Urgent")
+    bad = make_ticket(support, **FIRST_RESPONSE_OVERDUE, queue_id=None)
     assert len(cycle().errors) == 1
     mended(support, bad)
     assert cycle().errors == []
@@ -146,16 +148,61 @@ def test_a_ticket_that_is_not_overdue_any_more_is_forgotten(mended: Any, support
 
 
 def test_a_ticket_set_aside_stays_in_the_backlog(support: Support, cycle: Cycle) -> None:
-    make_ticket(support, **FIRST_RESPONSE_OVERDUE, priority="Urgent")
+    make_ticket(support, **FIRST_RESPONSE_OVERDUE, queue_id=None)
     assert [cycle().backlog for _ in range(3)] == [1, 1, 1]
 
 
 def test_the_journal_counts_the_bad_rows(support: Support, cycle: Cycle) -> None:
-    make_tickets(support, 3, **FIRST_RESPONSE_OVERDUE, priority="Urgent")
+    make_tickets(support, 3, **FIRST_RESPONSE_OVERDUE, queue_id=None)
     cycle_id = cycle().cycle_id
     row = support.execute(
         "select state, error_count, processed_count, error from support.ticket_sla_cycles where id = %s", (cycle_id,)
     ).fetchone()
     assert row is not None
     assert row[:3] == ("failed", 3, 0)
-    assert row[3].count("the event cannot be built: priority: ") == 3
+    assert row[3].count("the event cannot be built: queue_id is null") == 3
+
+
+def test_thousands_of_bad_rows_do_not_hide_what_failed_beside_them(
+    support: Support, cycle: Cycle, logged: list[logging.LogRecord], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hundred errors are kept, the fault of a step first; the count is of all; the log names each ticket."""
+
+    def away(*_: object, **__: object) -> None:
+        raise KafkaUnavailable("Kafka is away")
+
+    monkeypatch.setattr(Relay, "publish", away)
+    make_tickets(support, 250, **FIRST_RESPONSE_OVERDUE, queue_id=None)
+    report = cycle()
+    assert (report.error_count, len(report.errors)) == (251, 100)
+    assert report.errors[0] == "publishing failed: Kafka is away"
+    assert all(" set aside: " in error for error in report.errors[1:])
+    more = "and 151 more errors; the log has a line for each ticket that was set aside"
+    with pytest.raises(CycleFailed) as failed:
+        report.raise_if_failed()
+    assert str(failed.value) == "; ".join([*report.errors, more])
+    assert support.execute("select error_count, error from support.ticket_sla_cycles").fetchall() == [
+        (251, "\n".join([*report.errors, more]))
+    ]
+    assert len({record.__dict__["TicketId"] for record in logged if record.getMessage() == "item failed"}) == 250
+
+
+def test_a_cycle_that_is_stopped_keeps_a_hundred_errors_too(support: Support, cycle: Cycle) -> None:
+    make_tickets(support, 250, **FIRST_RESPONSE_OVERDUE, queue_id=None)
+    stops = iter([False, False, True])
+    with pytest.raises(CycleStopped):
+        cycle(CycleInput(batch_size=100), should_stop=lambda: next(stops))
+    ((state, count, error),) = support.execute("select state, error_count, error from support.ticket_sla_cycles").fetchall()
+    lines = error.splitlines()
+    assert (state, count, len(lines)) == ("canceled", 201, 101)
+    assert lines[0] == "stop requested after 2 of 3 batches"
+    assert lines[-1].startswith("and 101 more errors; ")
+
+
+def test_a_number_as_long_as_a_book_is_kept_by_its_beginning(support: Support, cycle: Cycle) -> None:
+    make_ticket(support, **FIRST_RESPONSE_OVERDUE, number="9" * 10_240)
+    report = cycle()
+    assert report.set_aside is not None
+    assert [(ticket.number, ticket.error) for ticket in report.set_aside.tickets] == [
+        ("9" * 200, "the event cannot be built: number: String should have at most 64 characters")
+    ]
