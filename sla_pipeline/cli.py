@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated
@@ -26,11 +25,14 @@ from sla_pipeline import errors
 from sla_pipeline.cycle import BATCH_SIZE, MAX_BATCHES_PER_CYCLE, CycleInput, SystemClock
 from sla_pipeline.event import TicketSlaBreachedKafkaEvent
 from sla_pipeline.kafka.settings import KafkaSettings
-from sla_pipeline.postgres.session import PostgresSettings, single_runner_from_environment
+from sla_pipeline.postgres.session import PostgresSettings, single_runner_from_environment, translated_errors
+from sla_pipeline.quoting import named, quoted
 from sla_pipeline.telemetry.logs import configure_logging
 
 if TYPE_CHECKING:
     from sla_pipeline.kafka.recovery import Diagnosis
+    from sla_pipeline.postgres.set_aside import SetAside
+    from sla_pipeline.postgres.tickets import Preview
 
 __all__ = ["app", "main"]
 
@@ -51,8 +53,9 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-out = Console(highlight=False, soft_wrap=True)
-err = Console(stderr=True, highlight=False, soft_wrap=True)
+# what is printed comes from elsewhere in part (a ticket's number, a server's text): none of it is markup or an emoji's name
+out = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
+err = Console(stderr=True, highlight=False, soft_wrap=True, markup=False, emoji=False)
 
 BatchSize = Annotated[int, typer.Option(help=f"Tickets marked in one transaction, {BATCH_SIZE.low} to {BATCH_SIZE.high}.")]
 MaxBatches = Annotated[
@@ -116,18 +119,24 @@ def cycle(
         try:
             report = run_cycle(database, relay, given, should_stop=stop.is_set)
         except errors.CycleStopped as stopped:
-            err.print(f"sla-pipeline: {stopped}", markup=False)
+            err.print(f"sla-pipeline: {stopped}")
             raise typer.Exit(_EXIT_INTERRUPTED) from None
         finally:
             database.close()
     if as_json:
-        out.print_json(json.dumps(asdict(report), default=str))
+        _print_json(asdict(report))
     else:
         kinds = ", ".join(f"{count} {kind}" for kind, count in report.by_kind.items())
         out.print(
             f"{report.processed} marked ({kinds}) in {report.batches} batches, {report.published} published, backlog {report.backlog}, "
-            f"{report.lock_skips} held by others, {len(report.errors)} errors, {report.duration_ms / 1000:.2f} s"
+            f"{report.lock_skips} held by others, {report.error_count} errors, {report.duration_ms / 1000:.2f} s"
         )
+        if report.unknown_priority_count:
+            values = ", ".join(map(quoted, report.unknown_priorities))
+            out.print(f"{report.unknown_priority_count} of them with a priority that we do not know, told as it is: {values}")
+        if report.set_aside is not None and report.set_aside.count:
+            for line in _set_aside_lines(report.set_aside):
+                out.print(line)
     report.raise_if_failed()
 
 
@@ -137,24 +146,82 @@ def preview(
     oldest: Annotated[int, typer.Option(min=0, max=1000, help="How many single tickets to show.")] = 10,
     as_json: AsJson = False,
 ) -> None:
-    """Show what a cycle would mark now: counts by kind, queue and priority, and the oldest tickets. Changes nothing."""
-    from sla_pipeline.postgres import schema, tickets  # noqa: PLC0415
+    """Show what a cycle would mark now: counts by kind, queue and priority, and the oldest tickets. Changes nothing.
+
+    Tickets that cannot be marked are listed apart, with the reason and the next try: until then, or until their row changes, no cycle tries
+    them.
+    """
+    from sla_pipeline.postgres import schema, set_aside, tickets  # noqa: PLC0415
 
     settings = PostgresSettings.from_environment()
     given = CycleInput(tenant_id=tenant_id)
+    now_utc = SystemClock().now_utc()
+    unreadable: errors.DatabaseError | None = None
     with settings.session(purpose="preview") as connection:
         schema.check_revision(connection)
-        found = tickets.preview(connection, now_utc=SystemClock().now_utc(), tenant_id=given.tenant_id, oldest=oldest)
+        try:
+            with translated_errors(settings):
+                waiting = set_aside.waiting(connection, now_utc=now_utc, tenant_id=given.tenant_id, limit=oldest)
+        except errors.DatabaseError as error:
+            unreadable, waiting = error, None
+        found = tickets.preview(connection, now_utc=now_utc, tenant_id=given.tenant_id, oldest=oldest, all_set_aside=waiting is None)
     if as_json:
-        out.print_json(json.dumps(asdict(found), default=str))
-        return
+        _print_json({**asdict(found), "set_aside": asdict(waiting) if waiting else None})
+    else:
+        out.print(*_preview_tables(found))
+        if waiting and waiting.count:
+            out.print(_set_aside_table(waiting, "more are overdue and set aside: a cycle now does not try them"))
+    if unreadable:
+        right = f"; `grant select on {set_aside.TABLE} to sla_worker`" if isinstance(unreadable, errors.RightMissing) else ""
+        raise type(unreadable)(
+            f"{unreadable}{right}. Which tickets are set aside is not known: all that is overdue is listed, and a cycle would try all of it"
+        )
+
+
+def _preview_tables(found: "Preview") -> tuple[Table, Table]:
     counts = Table("kind", "queue", "priority", "tickets", title=f"{found.total} tickets are overdue and not marked")
     for row in found.counts:
-        counts.add_row(row.kind, row.queue_id or "(none)", row.priority or "(none)", str(row.count))
+        counts.add_row(row.kind, row.queue_id or "(none)", _shown(row.priority), str(row.count))
     single = Table("due at (UTC)", "number", "kind", "priority", "id", title=f"the oldest {len(found.oldest)}")
     for ticket in found.oldest:
-        single.add_row(f"{ticket.due_at:%Y-%m-%d %H:%M:%S}", ticket.number, ticket.kind, ticket.priority or "(none)", ticket.id)
-    out.print(counts, single)
+        single.add_row(f"{ticket.due_at:%Y-%m-%d %H:%M:%S}", _shown(ticket.number), ticket.kind, _shown(ticket.priority), ticket.id)
+    return counts, single
+
+
+def _set_aside_lines(found: "SetAside") -> Iterator[str]:
+    """For a mail of cron: a table does not fit its width."""
+    from sla_pipeline.postgres.set_aside import REASON_LENGTH  # noqa: PLC0415
+
+    yield f"{found.count} overdue tickets cannot be marked, and nobody is called for them; correct the row, or what refuses it:"
+    for ticket in found.tickets:
+        yield (
+            f"  {named(ticket.number)} ({ticket.id}, {named(ticket.kind)}) since {ticket.first_failed_at:%Y-%m-%d %H:%M:%S} UTC: "
+            f"{named(ticket.error, length=REASON_LENGTH)}; next try {ticket.next_try_at:%Y-%m-%d %H:%M:%S} UTC, or when the row has changed"
+        )
+    if found.count > len(found.tickets):
+        yield f"  and {found.count - len(found.tickets)} more in support.ticket_sla_set_aside"
+
+
+def _set_aside_table(found: "SetAside", title: str) -> Table:
+    from sla_pipeline.postgres.set_aside import REASON_LENGTH  # noqa: PLC0415
+
+    table = Table("number", "kind", "since (UTC)", "next try (UTC)", "reason", "id", title=f"{found.count} {title}")
+    for ticket in found.tickets:
+        times = [f"{moment:%Y-%m-%d %H:%M:%S}" for moment in (ticket.first_failed_at, ticket.next_try_at)]
+        table.add_row(_shown(ticket.number), _shown(ticket.kind), *times, named(ticket.error, length=REASON_LENGTH), ticket.id)
+    if found.count > len(found.tickets):
+        table.caption = f"the {len(found.tickets)} that have been for longest"
+    return table
+
+
+def _shown(text: str | None) -> str:
+    """A text of the support service in a cell: printable, and told apart from no text."""
+    return "(none)" if text is None else named(text)
+
+
+def _print_json(value: object) -> None:
+    # as ASCII: a control character beyond ASCII moves a cursor too, and JSON does not escape it
+    out.print_json(json.dumps(value, default=str), ensure_ascii=True)
 
 
 @app.command(epilog=_EPILOG)
@@ -190,7 +257,7 @@ def verify(as_json: AsJson = False) -> None:
     with _progress("reading") as advance:
         report = audit(postgres, kafka, now_utc=SystemClock().now_utc(), on_progress=advance)
     if as_json:
-        out.print_json(json.dumps(report.as_dict(), default=str))
+        _print_json(report.as_dict())
     else:
         out.print(as_table(report))
     if not report.clean:
@@ -228,7 +295,7 @@ def _recovered(*, ask: bool) -> "Diagnosis":
     with RepairablePostgresOutbox(PostgresSettings(owner_url_from_environment())) as outbox, _progress("reading the topic") as advance:
         found = recovery.diagnose(kafka, outbox, on_progress=advance)
     for line in found.lines():
-        out.print(line, markup=False)
+        out.print(line)
     if found.state is recovery.State.AGREED:
         return found
     if found.state is recovery.State.UNDECIDABLE:
@@ -286,7 +353,7 @@ def demo(
 
     with _interrupted_by_any_signal():
         try:
-            report = run_demo(state.resolve(), cycles=cycles, say=partial(out.print, markup=False))
+            report = run_demo(state.resolve(), cycles=cycles, say=out.print)
         except KeyboardInterrupt:
             out.print("stopped")
             return
@@ -358,7 +425,7 @@ def main() -> None:
     try:
         app()
     except errors.SlaPipelineError as error:
-        err.print(f"sla-pipeline: {error}", markup=False)
+        err.print(f"sla-pipeline: {error}")
         sys.exit(_exit_code(error))
     except BrokenPipeError:
         # whoever read our output has gone, as `head` does

@@ -4,6 +4,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sla_pipeline.audit.findings import AuditReport, Example, Finding, Severity
+from sla_pipeline.quoting import named
 
 __all__ = ["as_table"]
 
@@ -46,15 +47,11 @@ def _cases(finding: Finding) -> Text:
 
 
 def _case(example: Example) -> str:
-    named = {
+    parts = {
         "": example.number,
         "id ": example.ticket_id,
         "seq ": example.seq,
         "partition ": example.partition,
         "offset ": example.offset,
     }
-    return " ".join(f"{name}{_printable(str(value))}" for name, value in named.items() if value is not None)
-
-
-def _printable(text: str) -> str:
-    return "".join(character if character.isprintable() else "?" for character in text)
+    return " ".join(f"{name}{named(str(value))}" for name, value in parts.items() if value is not None)
