@@ -133,7 +133,7 @@ def cycle(
         )
         if report.unknown_priority_count:
             values = ", ".join(map(quoted, report.unknown_priorities))
-            out.print(f"{report.unknown_priority_count} of them with a priority that we do not know, told as it is: {values}")
+            out.print(f"{report.unknown_priority_count} of them with a priority that we do not know, sent as it is: {values}")
         if report.set_aside is not None and report.set_aside.count:
             for line in _set_aside_lines(report.set_aside):
                 out.print(line)

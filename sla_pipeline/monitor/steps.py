@@ -257,7 +257,7 @@ def _warn_of_unknown_priorities(totals: MarkTotals, *, run_id: str) -> None:
     """One line a cycle, however many tickets and values there are."""
     if totals.unknown_priorities:
         log.warning(
-            "unknown priorities: the tickets are marked, their events tell the priority as it is; consumers may not know it",
+            "unknown priorities: the tickets are marked, their events carry the priority as it is; consumers may not know it",
             extra={
                 "jobRunId": run_id,
                 "count": totals.unknown_priorities.total(),

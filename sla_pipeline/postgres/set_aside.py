@@ -87,7 +87,7 @@ class TicketSetAside:
 
 @dataclass(frozen=True, slots=True)
 class SetAside:
-    """How many tickets are set aside, and those that have been for longest."""
+    """Count of the tickets set aside, and the first of them by the time of their first failure."""
 
     count: int = 0
     tickets: list[TicketSetAside] = field(default_factory=list)

@@ -152,7 +152,7 @@ class Preview:
 
     @property
     def total(self) -> int:
-        """How many they are."""
+        """Number of these tickets."""
         return sum(count.count for count in self.counts)
 
 

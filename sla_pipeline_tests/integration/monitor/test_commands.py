@@ -176,7 +176,7 @@ def test_a_cycle_tells_of_priorities_that_we_do_not_know(support: Support, comma
     code, printed, _ = command("cycle")
     assert code == 0
     assert "4 marked" in printed
-    assert "3 of them with a priority that we do not know, told as it is: '[/b]\\u202e', 'Срочно'" in printed
+    assert "3 of them with a priority that we do not know, sent as it is: '[/b]\\u202e', 'Срочно'" in printed
     assert sorted(event.priority for event in events()) == ["High", "[/b]\u202e", "[/b]\u202e", "Срочно"]
 
     make_ticket(support, **_OVERDUE, priority="Urgent")
