@@ -51,7 +51,8 @@ _REFUSED = (
     ClientError.CLUSTER_AUTHORIZATION_FAILED,
 )
 _LEADER_MOVED = (ClientError.NOT_LEADER_FOR_PARTITION, ClientError.LEADER_NOT_AVAILABLE, ClientError._UNKNOWN_PARTITION)
-_EXPIRED = (ClientError.OFFSET_OUT_OF_RANGE, ClientError._AUTO_OFFSET_RESET)
+# reasons of a lost offset that mean lost records; librdkafka puts any reason, an outage's too, into the text of _AUTO_OFFSET_RESET
+_EXPIRED = (ClientError.OFFSET_OUT_OF_RANGE, ClientError._LOG_TRUNCATION)
 
 
 class Span(NamedTuple):
@@ -89,8 +90,15 @@ def read_events(
     ``stall_seconds`` although there is more: a transaction is open).
     """
     for message in _read(settings, settings.topic, spans, on_read, stall_seconds):
-        headers = cast("list[tuple[str, bytes | None]]", message.headers() or ())
-        yield TopicEvent(message.partition() or 0, message.offset() or 0, message.key(), dict(headers), message.value())
+        yield TopicEvent(message.partition() or 0, message.offset() or 0, message.key(), _headers(message), message.value())
+
+
+def _headers(message: Message) -> dict[str, bytes | None]:
+    """A record's headers; none where the client cannot read a name, which is not UTF-8: no event of ours has such."""
+    try:
+        return dict(cast("list[tuple[str, bytes | None]]", message.headers() or ()))
+    except UnicodeDecodeError:
+        return {}
 
 
 def read_progress_seq(settings: KafkaSettings, *, stall_seconds: float = STALL_SECONDS) -> int | None:
@@ -191,7 +199,7 @@ def _consumer(settings: KafkaSettings, topic: str, *, isolation_level: str) -> I
         yield consumer
     except KafkaException as error:
         told: ClientError = error.args[0]
-        if heard and told.code() not in (*_MISSING, *_EXPIRED):
+        if heard and told.code() not in _MISSING and not _tells_expiry(told):
             told = heard[-1]
         raise our_error(told, settings, topic) from error
     finally:
@@ -217,9 +225,15 @@ def our_error(error: ClientError, settings: KafkaSettings, topic: str) -> KafkaE
             f"{where} refuses the auditor ({said}); it needs Read and Describe on topics {settings.topic} and {settings.progress_topic};"
             f" check {CLIENT_CONFIG_VARIABLE}"
         )
-    if error.code() in _EXPIRED:
+    if _tells_expiry(error):
         return KafkaError(f"records of topic {topic} on {where} expired while they were being read ({said}); run the audit again")
     return KafkaUnavailable(f"{where} did not answer as expected while topic {topic} was being read ({said}); run the audit again")
+
+
+def _tells_expiry(error: ClientError) -> bool:
+    if error.code() == ClientError._AUTO_OFFSET_RESET:
+        return any(ClientError(code).str() in error.str() for code in _EXPIRED)
+    return error.code() in _EXPIRED
 
 
 def _said(error: ClientError) -> str:

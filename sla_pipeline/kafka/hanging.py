@@ -15,12 +15,11 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import cast
 
 from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 
 from sla_pipeline.errors import FailClosed, KafkaUnavailable
-from sla_pipeline.kafka.clients import ClientReports, TransactionalProducer, open_consumer, translated
+from sla_pipeline.kafka.clients import ClientReports, TransactionalProducer, headers_of, open_consumer, translated
 from sla_pipeline.kafka.deadline import Deadline
 from sla_pipeline.kafka.progress import RECOVERY, Progress, newest_committed
 from sla_pipeline.kafka.settings import KafkaSettings
@@ -112,7 +111,11 @@ def abort_hanging(producer: TransactionalProducer, hanging: Hanging, deadline: D
     producer.begin()
     for record in hanging.first_records:
         producer.produce(
-            str(record.topic()), record.value() or b"", record.key() or b"", headers=_headers(record), partition=record.partition() or 0
+            str(record.topic()),
+            record.value() or b"",
+            record.key() or b"",
+            headers=list(headers_of(record).items()),
+            partition=record.partition() or 0,
         )
     producer.deliver(deadline.timeout_seconds(_CALL_SECONDS))
 
@@ -152,14 +155,9 @@ def _last_visible_seq(consumer: Consumer, topic: str, partition: int, deadline: 
     return newest_committed(consumer, TopicPartition(topic, partition, low), stable, deadline, parse=_seq) or 0
 
 
-def _headers(record: Message) -> list[tuple[str, bytes]]:
-    # a received message has them as a list, its values as bytes or None
-    return [(name, value or b"") for name, value in cast("list[tuple[str, bytes | None]]", record.headers() or ())]
-
-
 def _seq(record: Message) -> int:
     """The sequence of an event of this package, 0 for any other record."""
-    text = dict(_headers(record)).get("outbox-seq", b"")
+    text = headers_of(record).get("outbox-seq", b"")
     return int(text) if text.isdigit() else 0
 
 

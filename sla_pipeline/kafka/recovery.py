@@ -85,7 +85,7 @@ class Diagnosis:
     ``common_seq`` is the last record that Postgres and the topic share; ``position`` the sequence up to which all is published;
     ``lost_count`` records are on the topic and not in Postgres; ``reasons`` tell why nothing can be decided. ``missing`` are the sequences
     up to there that are in Postgres and, provably, not on the topic (``TopicContents.expired_below``): in every state, but they are
-    published again only in ``EVENTS_MISSING``.
+    published again only in ``EVENTS_MISSING``. ``foreign`` shows the first of the ``foreign_count`` records that are not ours.
     """
 
     state: State
@@ -100,6 +100,7 @@ class Diagnosis:
     missing: tuple[range, ...] = ()
     expired_below: int = 0
     reasons: tuple[str, ...] = ()
+    foreign: tuple[str, ...] = ()
 
     @property
     def repairs(self) -> tuple[State, int, int, tuple[range, ...]]:
@@ -130,6 +131,7 @@ class Diagnosis:
             f"finding: {self.state.value}",
             f"on the event topic: {self.topic_count} events of ours, the last with sequence {self.topic_last_seq}; {self.foreign_count} "
             "of others",
+            *self.foreign,
             f"progress record in Kafka: {progress}",
             f"in Postgres: {self.next_seq} handed out, {self.published_seq} noted as published",
         ]
@@ -247,6 +249,7 @@ def judge(
         missing=missing,
         expired_below=topic.expired_below,
         reasons=tuple(reasons),
+        foreign=tuple(topic.foreign),
     )
 
 
