@@ -12,13 +12,14 @@ import json
 import logging
 import time
 from collections.abc import Callable, Iterator
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, Message, TopicPartition
 from confluent_kafka import KafkaError as ClientError
 
 from sla_pipeline.audit.contract import TopicEvent
 from sla_pipeline.errors import ConfigurationError, KafkaError, KafkaUnavailable
+from sla_pipeline.kafka.headers import headers_of
 from sla_pipeline.kafka.settings import CLIENT_CONFIG_VARIABLE, KafkaSettings, consumer_config
 
 __all__ = ["Span", "our_error", "read_events", "read_progress_seq", "watermarks"]
@@ -90,15 +91,7 @@ def read_events(
     ``stall_seconds`` although there is more: a transaction is open).
     """
     for message in _read(settings, settings.topic, spans, on_read, stall_seconds):
-        yield TopicEvent(message.partition() or 0, message.offset() or 0, message.key(), _headers(message), message.value())
-
-
-def _headers(message: Message) -> dict[str, bytes | None]:
-    """A record's headers; none where the client cannot read a name, which is not UTF-8: no event of ours has such."""
-    try:
-        return dict(cast("list[tuple[str, bytes | None]]", message.headers() or ()))
-    except UnicodeDecodeError:
-        return {}
+        yield TopicEvent(message.partition() or 0, message.offset() or 0, message.key(), headers_of(message), message.value())
 
 
 def read_progress_seq(settings: KafkaSettings, *, stall_seconds: float = STALL_SECONDS) -> int | None:

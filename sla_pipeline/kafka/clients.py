@@ -7,7 +7,7 @@ import logging
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, cast
+from typing import Any
 
 from confluent_kafka import Consumer, KafkaException, Message, Producer
 from confluent_kafka import KafkaError as ClientError
@@ -18,7 +18,7 @@ from sla_pipeline.kafka import faults
 from sla_pipeline.kafka.deadline import Deadline
 from sla_pipeline.kafka.settings import KafkaSettings, admin_config, consumer_config, producer_config
 
-__all__ = ["ClientReports", "TransactionalProducer", "headers_of", "open_admin", "open_consumer", "partitions_of", "translated"]
+__all__ = ["ClientReports", "TransactionalProducer", "open_admin", "open_consumer", "partitions_of", "translated"]
 
 ANY_PARTITION = -1
 """The partitioner decides by the key."""
@@ -93,16 +93,6 @@ def partitions_of(client: AdminClient | Producer | Consumer, topic: str, timeout
     if found.error:
         raise KafkaException(found.error)
     return list(found.partitions)
-
-
-def headers_of(message: Message) -> dict[str, bytes]:
-    """The headers of a received message, a null value as empty; none where the client cannot read a name, which is not UTF-8."""
-    try:
-        # a received message has them as a list
-        headers = cast("list[tuple[str, bytes | None]]", message.headers() or ())
-    except UnicodeDecodeError:
-        return {}
-    return {name: value or b"" for name, value in headers}
 
 
 @contextmanager

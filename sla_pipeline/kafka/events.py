@@ -10,8 +10,9 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, Message,
 from confluent_kafka import KafkaError as ClientError
 
 from sla_pipeline.errors import KafkaUnavailable
-from sla_pipeline.kafka.clients import ClientReports, headers_of, open_admin, open_consumer, translated
+from sla_pipeline.kafka.clients import ClientReports, open_admin, open_consumer, translated
 from sla_pipeline.kafka.deadline import Deadline
+from sla_pipeline.kafka.headers import headers_of
 from sla_pipeline.kafka.settings import KafkaSettings
 from sla_pipeline.kafka.topics import end_offsets
 
@@ -137,6 +138,6 @@ def _event(message: Message) -> ReceivedEvent:
         offset=message.offset() or 0,
         timestamp_ms=message.timestamp()[1],
         key=message.key() or b"",
-        headers=headers_of(message),
+        headers={name: value or b"" for name, value in headers_of(message).items()},
         value=message.value() or b"",
     )

@@ -19,8 +19,9 @@ from dataclasses import dataclass
 from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 
 from sla_pipeline.errors import FailClosed, KafkaUnavailable
-from sla_pipeline.kafka.clients import ClientReports, TransactionalProducer, headers_of, open_consumer, translated
+from sla_pipeline.kafka.clients import ClientReports, TransactionalProducer, open_consumer, translated
 from sla_pipeline.kafka.deadline import Deadline
+from sla_pipeline.kafka.headers import headers_of
 from sla_pipeline.kafka.progress import RECOVERY, Progress, newest_committed
 from sla_pipeline.kafka.settings import KafkaSettings
 from sla_pipeline.kafka.topics import EventTopic, TopicChecker
@@ -32,6 +33,8 @@ _SETTLING_SECONDS = 3.0
 _SETTLING_POLL_SECONDS = 0.05
 _CALL_SECONDS = 8.0
 _POLL_SECONDS = 0.2
+# of Postgres' bigint, with room to spare; a header of thousands of digits is somebody else's
+_SEQUENCE_DIGITS = 19
 # how Kafka's own tool shows and ends such a transaction
 _TOOL = "kafka-transactions.sh (find-hanging, then abort)"
 
@@ -114,7 +117,7 @@ def abort_hanging(producer: TransactionalProducer, hanging: Hanging, deadline: D
             str(record.topic()),
             record.value() or b"",
             record.key() or b"",
-            headers=list(headers_of(record).items()),
+            headers=[(name, value or b"") for name, value in headers_of(record).items()],
             partition=record.partition() or 0,
         )
     producer.deliver(deadline.timeout_seconds(_CALL_SECONDS))
@@ -157,8 +160,8 @@ def _last_visible_seq(consumer: Consumer, topic: str, partition: int, deadline: 
 
 def _seq(record: Message) -> int:
     """The sequence of an event of this package, 0 for any other record."""
-    text = headers_of(record).get("outbox-seq", b"")
-    return int(text) if text.isdigit() else 0
+    text = headers_of(record).get("outbox-seq") or b""
+    return int(text) if text.isdigit() and len(text) <= _SEQUENCE_DIGITS else 0
 
 
 def _progress(record: Message) -> Progress:
