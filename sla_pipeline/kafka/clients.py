@@ -11,7 +11,7 @@ from typing import Any
 
 from confluent_kafka import Consumer, KafkaException, Message, Producer
 from confluent_kafka import KafkaError as ClientError
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AdminClient, PartitionMetadata
 
 from sla_pipeline.errors import SlaPipelineError
 from sla_pipeline.kafka import faults
@@ -29,8 +29,14 @@ _FLUSH_SECONDS = 0.2
 # after a failure: how long the callbacks that explain it are waited for
 _HEAR_SECONDS = 0.1
 _HEAR_TRIES = 3
-# Deliveries that failed because another one did: librdkafka empties its queue then, and on a busy machine reports these first.
-_CONSEQUENCES = (ClientError._PURGE_QUEUE, ClientError._PURGE_INFLIGHT)
+# Deliveries that failed because another one did: librdkafka empties its queue then, and on a busy machine reports these first; a broker
+# refuses a batch for one of its records, and calls the others invalid.
+_CONSEQUENCES = (
+    ClientError._PURGE_QUEUE,
+    ClientError._PURGE_INFLIGHT,
+    ClientError._INVALID_DIFFERENT_RECORD,
+    ClientError.INVALID_RECORD,
+)
 # the threads of a client take its records back at once; one that still looks up a name has sent none
 _PURGE_SECONDS = 2.0
 _QUIET_FACILITIES = {
@@ -85,14 +91,14 @@ def open_admin(settings: KafkaSettings, reports: ClientReports) -> AdminClient:
         raise faults.configuration_fault(error, settings) from error
 
 
-def partitions_of(client: AdminClient | Producer | Consumer, topic: str, timeout: float) -> list[int]:
+def partitions_of(client: AdminClient | Producer | Consumer, topic: str, timeout: float) -> dict[int, PartitionMetadata]:
     """The partitions of a topic. Raises ``KafkaException``, also when the broker's answer leaves the topic out."""
     found = client.list_topics(topic, timeout=timeout).topics.get(topic)
     if found is None:
         raise KafkaException(ClientError(ClientError.UNKNOWN_TOPIC_OR_PART, f"the answer does not hold topic {topic}"))
     if found.error:
         raise KafkaException(found.error)
-    return list(found.partitions)
+    return dict(found.partitions)
 
 
 @contextmanager

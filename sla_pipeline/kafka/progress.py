@@ -20,6 +20,7 @@ from sla_pipeline.errors import FailClosed, KafkaUnavailable
 from sla_pipeline.event import wire_timestamp
 from sla_pipeline.kafka.clients import ClientReports, TransactionalProducer, open_consumer, translated
 from sla_pipeline.kafka.deadline import Deadline
+from sla_pipeline.kafka.refusals import fence
 from sla_pipeline.kafka.settings import KafkaSettings
 
 __all__ = [
@@ -96,7 +97,7 @@ class Progress:
         try:
             parsed = json.loads(value or b"null")
             fields = {name: parsed[name] for name in ("seq", "first", "count", "digest", "run", "at")}
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError, RecursionError):
             fields = {}
         numbers = [fields.get(name) for name in ("seq", "first", "count")]
         texts = [fields.get(name) for name in ("digest", "run", "at")]
@@ -213,7 +214,7 @@ def write_progress(settings: KafkaSettings, deadline: Deadline, decide: Callable
     try:
         with translated(settings, "writing a progress record", producer.reports, topic=settings.progress_topic):
             producer.connect(deadline.timeout_seconds(_CALL_SECONDS))
-            producer.fence(deadline.timeout_seconds(_CALL_SECONDS))
+            fence(settings, producer, deadline.timeout_seconds(_CALL_SECONDS))
             progress = decide()
             if progress is not None:
                 producer.begin()
