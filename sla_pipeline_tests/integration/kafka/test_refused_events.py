@@ -1,6 +1,10 @@
 """Events that the client or the broker does not take: a clear error, a position that does not pass them, nothing lost or doubled."""
 
+import time
+from typing import Any
+
 import pytest
+from confluent_kafka import Producer
 
 from sla_pipeline.cycle import PublishTotals
 from sla_pipeline.errors import KafkaError, KafkaUnavailable
@@ -81,4 +85,40 @@ def test_a_record_larger_than_the_whole_queue_is_told_and_not_passed(
         publish(tiny)
     assert records.positions() == (3, 4)
     publish(kafka_settings)
+    records.assert_each_published_once_in_order(kafka_settings)
+
+
+def test_a_refusal_by_time_names_topic_setting_value_and_remedy(
+    kafka_settings: KafkaSettings, records: BreachRecords, publish: Publish
+) -> None:
+    """The setting was changed after the check of this cycle, so that the broker refuses what is delivered."""
+    records.add(30)
+
+    def refuse(step: str) -> None:
+        if step == "fenced":
+            set_topic_config(kafka_settings, kafka_settings.topic, "message.timestamp.before.max.ms", "0")
+
+    with pytest.raises(KafkaError, match=rf"topic {kafka_settings.topic} has message\.timestamp\.before\.max\.ms=0; it must be") as raised:
+        publish(kafka_settings, on_step=refuse)
+    assert "Broker: Invalid timestamp" in repr(raised.value.__cause__)
+    assert records.positions() == (0, 30)
+
+
+def test_an_event_of_a_wrong_clock_is_refused_for_good(
+    kafka_settings: KafkaSettings, records: BreachRecords, publish: Publish, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The topic is as it must be, the time of an event is not: as if this machine's clock were an hour and more ahead."""
+    produce = Producer.produce
+
+    def ahead(producer: Producer, *arguments: Any, **options: Any) -> None:
+        produce(producer, *arguments, **options, timestamp=int(time.time() * 1000) + 2 * 3_600_000)
+
+    records.add(30)
+    monkeypatch.setattr("sla_pipeline.kafka.clients.Producer", type("Ahead", (Producer,), {"produce": ahead}))
+    with pytest.raises(
+        KafkaError, match=rf"refuses the time of an event of topic {kafka_settings.topic} .*INVALID_TIMESTAMP.*until the cause is mended"
+    ):
+        publish(kafka_settings)
+    monkeypatch.undo()
+    assert publish(kafka_settings).published == 30
     records.assert_each_published_once_in_order(kafka_settings)
