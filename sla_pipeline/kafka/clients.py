@@ -45,6 +45,8 @@ _QUIET_FACILITIES = {
     # a coordinator that is just starting is asked again; what does not come to an end is told by the call that waits for it
     "GETPID": logging.INFO,
 }
+# how librdkafka words it that the other side closed a connection
+_HUNG_UP = "Disconnected"
 # numbers in a line of librdkafka (milliseconds, ids of threads and clients) do not make it another line
 _NUMBER = re.compile(r"\d+")
 
@@ -68,6 +70,9 @@ class ClientReports:
         if key in self._seen:
             return
         self._seen.add(key)
+        if facility == "FAIL" and _HUNG_UP in line:
+            # reported as "0/1 brokers are down" otherwise: a listener that asks for TLS or a login closes the connection without a word
+            self.on_error(ClientError(ClientError._TRANSPORT, line[line.index(_HUNG_UP) :]))
         _log.log(_QUIET_FACILITIES.get(facility, level), "%s", line)
 
 

@@ -217,6 +217,11 @@ def _message(fault: Fault, text: str, scene: Scene) -> SlaPipelineError:  # noqa
                 f"{where} did not answer as expected {at}. The transaction's outcome is unknown; the next cycle reads it back from topic "
                 f"{settings.progress_topic} and goes on"
             )
+        case Fault.UNAVAILABLE if "Disconnected" in text:
+            return KafkaUnavailable(
+                f"{where} closed the connection {at}; it passes by itself if the broker is just starting or stopping. If not, the listener "
+                f"asks for TLS or for a login: set security.protocol in {CLIENT_CONFIG_VARIABLE}"
+            )
         case Fault.UNAVAILABLE:
             return KafkaUnavailable(f"{where} did not answer as expected {at}; check that it runs and can be reached from here")
         case _:

@@ -155,7 +155,9 @@ def _last_visible_seq(consumer: Consumer, topic: str, partition: int, deadline: 
     low, stable = consumer.get_watermark_offsets(
         TopicPartition(topic, partition), timeout=deadline.timeout_seconds(_CALL_SECONDS), cached=False
     )
-    return newest_committed(consumer, TopicPartition(topic, partition, low), stable, deadline, parse=_seq) or 0
+    return (
+        newest_committed(consumer, TopicPartition(topic, partition, low), stable, deadline, parse=lambda record: _seq(record) or None) or 0
+    )
 
 
 def _seq(record: Message) -> int:

@@ -8,10 +8,11 @@ from confluent_kafka import Producer
 from typer.testing import CliRunner, Result
 
 from sla_pipeline.cli import app
+from sla_pipeline.errors import FailClosed
 from sla_pipeline.event import TicketSlaBreachedKafkaEvent, event_headers
 from sla_pipeline.kafka.events import read_events
 from sla_pipeline.kafka.settings import KafkaSettings
-from sla_pipeline_tests.integration.kafka.breach_records import BreachRecords
+from sla_pipeline_tests.integration.kafka.breach_records import BreachRecords, sequence_of
 from sla_pipeline_tests.integration.kafka.conftest import Publish
 from sla_pipeline_tests.integration.kafka.hanging_records import write_with_headers
 from sla_pipeline_tests.integration.kafka.topic_administration import expire
@@ -197,3 +198,30 @@ def test_the_remedy_for_an_event_that_cannot_be_read(kafka_settings: KafkaSettin
     result = CliRunner().invoke(app, ["recover"])
     assert (result.exit_code, result.exception) == (0, None)
     assert "finding: Postgres and Kafka agree" in result.stdout
+
+
+@pytest.mark.parametrize("copy_lags", [False, True])
+def test_recover_goes_on_behind_a_foreign_record_on_the_progress_topic(
+    copy_lags: bool, kafka_settings: KafkaSettings, records: BreachRecords, publish: Publish
+) -> None:
+    """The publisher stops at it and names `recover`, which writes a record of ours behind it; the position is that of the record before."""
+    records.add(5)
+    publish(kafka_settings)
+    if copy_lags:
+        # of the events only our progress record tells any more
+        expire(kafka_settings, dict.fromkeys(range(3), -1))
+        records.query("update support.ticket_sla_relay set published_seq = 3 where id = 1 returning id")
+    producer = Producer({"bootstrap.servers": kafka_settings.bootstrap_servers})
+    producer.produce(kafka_settings.progress_topic, b"[" * 100_000, b"somebody else", partition=0)
+    assert producer.flush(20) == 0
+    records.add(2)
+    with pytest.raises(FailClosed, match=r"offset \d+ of topic .* is not a progress record of this package.*`sla-pipeline recover`"):
+        publish(kafka_settings)
+
+    result = CliRunner().invoke(app, ["recover", "--yes"])
+    assert (result.exit_code, result.exception) == (0, None)
+    assert "behind it: offset " in result.stdout
+    assert "repair: write a progress record with sequence 5" in result.stdout
+    assert publish(kafka_settings).published == 2
+    assert sorted(map(sequence_of, read_events(kafka_settings))) == ([6, 7] if copy_lags else [1, 2, 3, 4, 5, 6, 7])
+    assert "finding: Postgres and Kafka agree" in CliRunner().invoke(app, ["recover"]).stdout
