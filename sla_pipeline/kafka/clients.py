@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaException, Message, Producer
+from confluent_kafka import Consumer, KafkaException, Message, Producer, ThrottleEvent
 from confluent_kafka import KafkaError as ClientError
-from confluent_kafka.admin import AdminClient, PartitionMetadata
+from confluent_kafka.admin import AdminClient, PartitionMetadata  # type: ignore[attr-defined]
 
 from sla_pipeline.errors import SlaPipelineError
 from sla_pipeline.kafka import faults
@@ -56,11 +56,16 @@ class ClientReports:
 
     def __init__(self) -> None:
         self.error: ClientError | None = None
+        self.throttled_seconds = 0.0
         self._seen: set[str] = set()
 
     def on_error(self, error: ClientError) -> None:
         """The client's ``error_cb``."""
         self.error = faults.more_telling(self.error, error)
+
+    def on_throttle(self, event: ThrottleEvent) -> None:
+        """The client's ``throttle_cb``: a quota of the broker holds the client back."""
+        self.throttled_seconds = max(self.throttled_seconds, event.throttle_time)
 
     def log(self, level: int, message: str, *arguments: object) -> None:
         """The client's ``logger``: each line once per client, for a closed port is logged at every try to connect."""
@@ -70,14 +75,14 @@ class ClientReports:
         if key in self._seen:
             return
         self._seen.add(key)
-        if facility == "FAIL" and _HUNG_UP in line:
+        if facility == "FAIL" and _HUNG_UP in line and (self.error is None or self.error.code() == ClientError._ALL_BROKERS_DOWN):
             # reported as "0/1 brokers are down" otherwise: a listener that asks for TLS or a login closes the connection without a word
             self.on_error(ClientError(ClientError._TRANSPORT, line[line.index(_HUNG_UP) :]))
         _log.log(_QUIET_FACILITIES.get(facility, level), "%s", line)
 
 
 def _callbacks(reports: ClientReports) -> dict[str, Any]:
-    return {"error_cb": reports.on_error, "logger": reports}
+    return {"error_cb": reports.on_error, "throttle_cb": reports.on_throttle, "logger": reports}
 
 
 def open_consumer(settings: KafkaSettings, reports: ClientReports, *, isolation_level: str) -> Consumer:
@@ -116,7 +121,7 @@ def translated(
     except Exception as error:
         if poll is not None:
             poll(0)
-        ours = faults.translate(error, faults.Scene(settings, doing, reports.error, topic))
+        ours = faults.translate(error, faults.Scene(settings, doing, reports.error, topic, throttled_seconds=reports.throttled_seconds))
         if ours is None or ours is error:
             raise
         raise ours from error

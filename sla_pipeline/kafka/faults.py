@@ -93,7 +93,7 @@ class Scene:
     """What was going on when an error came: ``doing`` completes "Kafka ... while ".
 
     ``reported`` is what the client told aside, in a callback; ``rejected`` are the records at fault; ``transaction_open`` says that a
-    transaction had begun, so that its outcome is unknown.
+    transaction had begun, so that its outcome is unknown; ``throttled_seconds`` is the longest time that a quota held the client back.
     """
 
     settings: KafkaSettings
@@ -102,6 +102,7 @@ class Scene:
     topic: str | None = None
     rejected: Sequence[BreachRecord] = ()
     transaction_open: bool = False
+    throttled_seconds: float = 0.0
 
 
 def classify(error: ClientError) -> Fault:
@@ -212,20 +213,30 @@ def _message(fault: Fault, text: str, scene: Scene) -> SlaPipelineError:  # noqa
             return KafkaError(
                 f"topic {topic} on {where} lost the records that were being read {at}: its retention is shorter than the reading"
             )
-        case Fault.UNAVAILABLE if scene.transaction_open:
-            return KafkaUnavailable(
-                f"{where} did not answer as expected {at}. The transaction's outcome is unknown; the next cycle reads it back from topic "
-                f"{settings.progress_topic} and goes on"
-            )
-        case Fault.UNAVAILABLE if "Disconnected" in text:
-            return KafkaUnavailable(
-                f"{where} closed the connection {at}; it passes by itself if the broker is just starting or stopping. If not, the listener "
-                f"asks for TLS or for a login: set security.protocol in {CLIENT_CONFIG_VARIABLE}"
-            )
         case Fault.UNAVAILABLE:
-            return KafkaUnavailable(f"{where} did not answer as expected {at}; check that it runs and can be reached from here")
+            return _outage(where, at, scene)
         case _:
             return _refusal(fault, where, topic, at, settings)
+
+
+def _outage(where: str, at: str, scene: Scene) -> KafkaUnavailable:
+    """A broker that gave no answer, or none in time."""
+    if scene.throttled_seconds:
+        return KafkaUnavailable(
+            f"{where} holds this client back by a quota, up to {scene.throttled_seconds:.0f} s a request, {at}. The next cycle is as slow: "
+            "raise producer_byte_rate or request_percentage of this user or client id"
+        )
+    if scene.transaction_open:
+        return KafkaUnavailable(
+            f"{where} did not answer as expected {at}. The transaction's outcome is unknown; the next cycle reads it back from topic "
+            f"{scene.settings.progress_topic} and goes on"
+        )
+    if "Disconnected" in at:
+        return KafkaUnavailable(
+            f"{where} closed the connection {at}; it passes by itself if the broker is just starting or stopping. If not, the listener "
+            f"asks for TLS or for a login: set security.protocol in {CLIENT_CONFIG_VARIABLE}"
+        )
+    return KafkaUnavailable(f"{where} did not answer as expected {at}; check that it runs and can be reached from here")
 
 
 def _refusal(fault: Fault, where: str, topic: str, at: str, settings: KafkaSettings) -> SlaPipelineError:

@@ -291,6 +291,7 @@ class Takeover:
                 reported=producer.told,
                 rejected=self._rejected(producer),
                 transaction_open=self._step in ("begun", "produced", "flushed"),
+                throttled_seconds=producer.reports.throttled_seconds,
             ),
         )
 

@@ -19,7 +19,9 @@ from sla_pipeline_tests.integration.kafka.topic_administration import expire
 
 _TICKET = "7d444840-9dc0-41d1-8245-5ffdce74fad2"
 _OURS = event_headers(correlation_id="run-1", outbox_seq=3)
-_FOREIGN: Sequence[tuple[bytes | None, bytes | None, list[tuple[str, bytes | None]]]] = [
+Foreign = tuple[bytes | None, bytes | None, Sequence[tuple[str, bytes | None]]]
+"""Key, value, headers."""
+_FOREIGN: Sequence[Foreign] = [
     (b"key", b"not JSON \x1b[31m", []),
     (b"key", None, []),
     (None, b"", []),
@@ -41,11 +43,11 @@ def environment(monkeypatch: pytest.MonkeyPatch, kafka_settings: KafkaSettings, 
     monkeypatch.setenv("SLA_KAFKA_TOPIC", kafka_settings.topic)
 
 
-def send(settings: KafkaSettings, *records: tuple[bytes | None, bytes | None, list[tuple[str, bytes | None]]]) -> None:
+def send(settings: KafkaSettings, *records: Foreign) -> None:
     """Plainly, as a foreign program does, into partition 0."""
     producer = Producer({"bootstrap.servers": settings.bootstrap_servers})
     for key, value, headers in records:
-        producer.produce(settings.topic, value, key, partition=0, headers=headers)
+        producer.produce(settings.topic, value, key, partition=0, headers=[*headers])
     assert producer.flush(20) == 0
 
 
@@ -105,8 +107,8 @@ def test_tail_quotes_what_an_event_says(kafka_settings: KafkaSettings, records: 
     (line,) = tail().stdout.splitlines()
     assert "  'TCK\\x1b[2J\\n\\u202e[b]'  Resolution  High  due " in line
     assert line.endswith("seq 3")
-    (line,) = tail("--json").stdout_bytes.splitlines()
-    assert json.loads(line) == fields
+    (only,) = tail("--json").stdout_bytes.splitlines()
+    assert json.loads(only) == fields
 
 
 def test_an_event_is_ours_by_key_headers_and_ids_too(kafka_settings: KafkaSettings, records: BreachRecords) -> None:

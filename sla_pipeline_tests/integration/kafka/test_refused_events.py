@@ -12,7 +12,7 @@ from sla_pipeline.kafka.events import ReceivedEvent, read_events
 from sla_pipeline.kafka.settings import KafkaSettings
 from sla_pipeline_tests.integration.kafka.breach_records import BreachRecords
 from sla_pipeline_tests.integration.kafka.conftest import Publish
-from sla_pipeline_tests.integration.kafka.topic_administration import set_topic_config, written_offsets
+from sla_pipeline_tests.integration.kafka.topic_administration import set_producer_quota, set_topic_config, written_offsets
 
 
 def seen_by_a_consumer(settings: KafkaSettings) -> list[ReceivedEvent]:
@@ -111,7 +111,7 @@ def test_an_event_of_a_wrong_clock_is_refused_for_good(
     produce = Producer.produce
 
     def ahead(producer: Producer, *arguments: Any, **options: Any) -> None:
-        produce(producer, *arguments, **options, timestamp=int(time.time() * 1000) + 2 * 3_600_000)
+        produce(producer, *arguments, **options | {"timestamp": int(time.time() * 1000) + 2 * 3_600_000})
 
     records.add(30)
     monkeypatch.setattr("sla_pipeline.kafka.clients.Producer", type("Ahead", (Producer,), {"produce": ahead}))
@@ -121,4 +121,16 @@ def test_an_event_of_a_wrong_clock_is_refused_for_good(
         publish(kafka_settings)
     monkeypatch.undo()
     assert publish(kafka_settings).published == 30
+    records.assert_each_published_once_in_order(kafka_settings)
+
+
+def test_a_quota_that_holds_the_publisher_back_is_named(kafka_settings: KafkaSettings, records: BreachRecords, publish: Publish) -> None:
+    client_id = kafka_settings.topic
+    held_back = KafkaSettings(kafka_settings.bootstrap_servers, kafka_settings.topic, {"client.id": client_id})
+    set_producer_quota(kafka_settings, client_id, 100)
+    records.add(30)
+    with pytest.raises(KafkaUnavailable, match=r"holds this client back by a quota, up to \d+ s a request, .*raise producer_byte_rate"):
+        publish(held_back, seconds=4.0)
+    set_producer_quota(kafka_settings, client_id, 100_000_000)
+    assert publish(held_back).published == 30
     records.assert_each_published_once_in_order(kafka_settings)

@@ -85,6 +85,26 @@ def test_a_lost_offset_is_judged_by_its_reason(reason: str, kind: type[SlaPipeli
     assert ("lost the records" in str(ours)) == ("out of range" in reason or "truncation" in reason)
 
 
+def test_a_quota_explains_a_time_out() -> None:
+    ours = translate(KafkaException(ClientError(ClientError._MSG_TIMED_OUT)), scene(transaction_open=True, throttled_seconds=37.9))
+    assert type(ours) is KafkaUnavailable
+    assert "holds this client back by a quota, up to 38 s a request, while committing a transaction" in str(ours)
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [
+        "Disconnected: connection closed by peer: receive 0 after POLLIN (after 1ms in state UP)",
+        "Disconnected while requesting ApiVersion: might be caused by incorrect security.protocol configuration",
+    ],
+)
+def test_a_closed_connection_has_two_causes(reason: str) -> None:
+    told = ClientError(ClientError._TRANSPORT, reason)
+    ours = translate(KafkaException(ClientError(ClientError._TRANSPORT, "no metadata")), scene(reported=told))
+    assert type(ours) is KafkaUnavailable
+    assert "passes by itself if the broker is just starting or stopping. If not, the listener asks for TLS or for a login" in str(ours)
+
+
 def test_a_compression_that_we_were_told_to_use_is_named() -> None:
     told = Scene(KafkaSettings("kafka:9092", "events", {"compression.codec": "zstd"}), "delivering events")
     ours = translate(KafkaException(ClientError(ClientError.UNSUPPORTED_COMPRESSION_TYPE)), told)
