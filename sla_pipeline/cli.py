@@ -4,6 +4,7 @@ What belongs here: options, what is printed, exit codes. What does not: the work
 another room.
 """
 
+import io
 import json
 import signal
 import sys
@@ -192,7 +193,7 @@ def tail(
                 )
     finally:
         if foreign_count:
-            print(f"{foreign_count} records on the topic were not breach events", file=sys.stderr)  # noqa: T201
+            print(f"records on the topic that were not breach events: {foreign_count}", file=sys.stderr)  # noqa: T201
 
 
 @app.command(epilog=_EPILOG)
@@ -373,6 +374,9 @@ def _exit_code(error: errors.SlaPipelineError) -> int:
 
 def main() -> None:
     """Run the command line; every failure on purpose is one line on standard error and an exit code that means something."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # what the terminal's character set does not hold is escaped, as on standard error
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         app()
     except errors.SlaPipelineError as error:

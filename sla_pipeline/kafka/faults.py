@@ -93,7 +93,8 @@ class Scene:
     """What was going on when an error came: ``doing`` completes "Kafka ... while ".
 
     ``reported`` is what the client told aside, in a callback; ``rejected`` are the records at fault; ``transaction_open`` says that a
-    transaction had begun, so that its outcome is unknown; ``throttled_seconds`` is the longest time that a quota held the client back.
+    transaction had begun, so that its outcome is unknown; ``throttled_seconds`` is the longest time that a quota held the client back,
+    ``time_limits`` the settings of the topic that limit the time of an event.
     """
 
     settings: KafkaSettings
@@ -103,6 +104,7 @@ class Scene:
     rejected: Sequence[BreachRecord] = ()
     transaction_open: bool = False
     throttled_seconds: float = 0.0
+    time_limits: str = ""
 
 
 def classify(error: ClientError) -> Fault:
@@ -216,7 +218,7 @@ def _message(fault: Fault, text: str, scene: Scene) -> SlaPipelineError:  # noqa
         case Fault.UNAVAILABLE:
             return _outage(where, at, scene)
         case _:
-            return _refusal(fault, where, topic, at, settings)
+            return _refusal(fault, where, topic, at, scene)
 
 
 def _outage(where: str, at: str, scene: Scene) -> KafkaUnavailable:
@@ -239,19 +241,19 @@ def _outage(where: str, at: str, scene: Scene) -> KafkaUnavailable:
     return KafkaUnavailable(f"{where} did not answer as expected {at}; check that it runs and can be reached from here")
 
 
-def _refusal(fault: Fault, where: str, topic: str, at: str, settings: KafkaSettings) -> SlaPipelineError:
+def _refusal(fault: Fault, where: str, topic: str, at: str, scene: Scene) -> SlaPipelineError:
     """A broker that was reached, and says no to what it was asked."""
     match fault:
         case Fault.TIMESTAMP:
             return KafkaError(
                 f"{where} refuses the time of an event of topic {topic} {at}, and does so until the cause is mended. This machine's clock "
-                f"says {datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC: set its clock or the broker's right, or raise the topic's "
-                "message.timestamp.before.max.ms or message.timestamp.after.max.ms"
+                f"says {datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC: set its clock or the broker's right, or raise the topic's limits "
+                f"({scene.time_limits or 'message.timestamp.*'})"
             )
         case Fault.RECORD_REFUSED:
             return KafkaError(
-                f"{where} refuses the events of topic {topic} {at}, and does so until the cause is mended{_codec_remedy(settings)}. The "
-                "broker's log names the rule that an event breaks"
+                f"{where} refuses the events of topic {topic} {at}, and does so until the cause is mended"
+                f"{_codec_remedy(scene.settings)}. The broker's log names the rule that an event breaks"
             )
         case Fault.REPLICAS:
             return KafkaUnavailable(

@@ -16,10 +16,10 @@ from sla_pipeline.kafka.clients import ClientReports, TransactionalProducer, ope
 from sla_pipeline.kafka.settings import TRANSACTION_TIMEOUT_MS, KafkaSettings
 from sla_pipeline.quoting import quoted
 
-__all__ = ["ReplicasMissing", "TopicConfig", "fence", "require_replicas", "require_usual_times"]
+__all__ = ["ReplicasMissing", "TopicConfig", "fence", "require_replicas", "require_usual_times", "time_limits"]
 
-# the clocks of a worker and a broker may differ by what a worker's and the database's may
-_CLOCK_DIFFERENCE_MS = 5_000
+# clocks that are kept right differ by less
+_CLOCK_DIFFERENCE_MS = 1_000
 # defaults of Kafka, which refuse no event of a clock that is right
 _USUAL_TIMES = {"message.timestamp.before.max.ms": 9_223_372_036_854_775_807, "message.timestamp.after.max.ms": 3_600_000}
 _TRANSACTION_LOG = "__transaction_state"
@@ -76,6 +76,11 @@ def require_usual_times(config: TopicConfig) -> None:
                 f"topic {config.topic} has {name}={limit}; it must be at least {needed}, or the broker refuses events by their time: "
                 f"{why}. Run kafka-configs.sh --alter --topic {config.topic} --add-config {name}={_USUAL_TIMES[name]}"
             )
+
+
+def time_limits(config: TopicConfig) -> str:
+    """The settings that limit the time of an event, for a message; empty on a broker that has none."""
+    return ", ".join(f"{name}={config.values[name]}" for name in _USUAL_TIMES if name in config.values)
 
 
 def require_replicas(where: str, topic: str, partitions: Mapping[int, PartitionMetadata], min_insync_replicas: int) -> None:

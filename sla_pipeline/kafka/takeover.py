@@ -292,6 +292,7 @@ class Takeover:
                 rejected=self._rejected(producer),
                 transaction_open=self._step in ("begun", "produced", "flushed"),
                 throttled_seconds=producer.reports.throttled_seconds,
+                time_limits=self.event_topic.time_limits,
             ),
         )
 

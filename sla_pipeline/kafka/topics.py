@@ -25,7 +25,7 @@ from sla_pipeline.errors import FailClosed, KafkaError
 from sla_pipeline.kafka.clients import ClientReports, open_admin, partitions_of, translated
 from sla_pipeline.kafka.deadline import Deadline
 from sla_pipeline.kafka.progress import PROGRESS_PARTITION, RECOVERY, Progress, ProgressReader, write_progress
-from sla_pipeline.kafka.refusals import ReplicasMissing, TopicConfig, require_replicas, require_usual_times
+from sla_pipeline.kafka.refusals import ReplicasMissing, TopicConfig, require_replicas, require_usual_times, time_limits
 from sla_pipeline.kafka.settings import KafkaSettings
 
 __all__ = ["EventTopic", "TopicChecker", "check_topics", "create_topics", "end_offsets"]
@@ -60,12 +60,16 @@ _Answer = TypeVar("_Answer")
 
 @dataclass(frozen=True, slots=True)
 class EventTopic:
-    """What a check found out about the event topic; sizes in bytes, ``retention_ms`` -1 for ever."""
+    """What a check found out about the event topic; sizes in bytes, ``retention_ms`` -1 for ever.
+
+    ``time_limits`` are the settings that limit the time of an event, as name=value.
+    """
 
     partition_count: int
     max_message_bytes: int
     retention_ms: int
     min_insync_replicas: int
+    time_limits: str = ""
 
 
 class TopicChecker:
@@ -187,6 +191,7 @@ def _judged(
         max_message_bytes=event.number("max.message.bytes"),
         retention_ms=event.number("retention.ms"),
         min_insync_replicas=event.number("min.insync.replicas"),
+        time_limits=time_limits(event),
     )
 
 

@@ -1,6 +1,9 @@
 """Records of somebody else on the event topic: shown and counted by every tool, fatal to none, and no obstacle to the publisher."""
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Sequence
 
 import pytest
@@ -74,7 +77,7 @@ def test_tail_shows_them_in_one_line_each_and_counts_them(topic_of_others: Kafka
     result = tail()
     assert len(result.stdout.splitlines()) == 10
     *shown, count = result.stderr.splitlines()
-    assert count == f"{_FOREIGN_COUNT} records on the topic were not breach events"
+    assert count == f"records on the topic that were not breach events: {_FOREIGN_COUNT}"
     assert len(shown) == _FOREIGN_COUNT
     assert all(line.isprintable() and len(line) < 500 for line in shown)
     places, faults = zip(*((line.split(": ")[1], line.split(": ")[2].partition(" (")[0]) for line in shown), strict=True)
@@ -109,6 +112,17 @@ def test_tail_quotes_what_an_event_says(kafka_settings: KafkaSettings, records: 
     assert line.endswith("seq 3")
     (only,) = tail("--json").stdout_bytes.splitlines()
     assert json.loads(only) == fields
+
+
+def test_tail_escapes_what_the_terminal_cannot_show(kafka_settings: KafkaSettings, records: BreachRecords) -> None:
+    records.add(1, ticket_ids=[_TICKET])
+    payload = records.expected()[0][2].replace("TCK-1", "Ж-1")
+    send(kafka_settings, (_TICKET.encode(), payload.encode(), list(_OURS)))
+    command = [sys.executable, "-c", "from sla_pipeline.cli import main; main()", "tail", "--beginning", "--no-follow"]
+    result = subprocess.run(command, check=True, capture_output=True, env={**os.environ, "PYTHONIOENCODING": "ascii"})
+    assert b"  \\u0416-1  Resolution  High  due " in result.stdout
+    result = subprocess.run([*command, "--json"], check=True, capture_output=True, env={**os.environ, "PYTHONIOENCODING": "ascii"})
+    assert result.stdout == payload.encode() + b"\n"
 
 
 def test_an_event_is_ours_by_key_headers_and_ids_too(kafka_settings: KafkaSettings, records: BreachRecords) -> None:

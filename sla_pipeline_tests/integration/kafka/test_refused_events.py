@@ -116,7 +116,9 @@ def test_an_event_of_a_wrong_clock_is_refused_for_good(
     records.add(30)
     monkeypatch.setattr("sla_pipeline.kafka.clients.Producer", type("Ahead", (Producer,), {"produce": ahead}))
     with pytest.raises(
-        KafkaError, match=rf"refuses the time of an event of topic {kafka_settings.topic} .*INVALID_TIMESTAMP.*until the cause is mended"
+        KafkaError,
+        match=rf"refuses the time of an event of topic {kafka_settings.topic} .*INVALID_TIMESTAMP.*until the cause is mended\..*clock says "
+        r"20.* UTC: set its clock or the broker's right, or raise the topic's limits \(.*message\.timestamp\.after\.max\.ms=3600000\)",
     ):
         publish(kafka_settings)
     monkeypatch.undo()

@@ -51,7 +51,11 @@ def test_creating_beside_a_running_publisher_does_not_disturb_it(
 def test_the_check_tells_the_event_topic_as_it_is(kafka_settings: KafkaSettings) -> None:
     set_topic_config(kafka_settings, kafka_settings.topic, "retention.ms", "86400000")
     assert check_topics(kafka_settings) == EventTopic(
-        partition_count=3, max_message_bytes=1048588, retention_ms=86_400_000, min_insync_replicas=1
+        partition_count=3,
+        max_message_bytes=1048588,
+        retention_ms=86_400_000,
+        min_insync_replicas=1,
+        time_limits="message.timestamp.before.max.ms=9223372036854775807, message.timestamp.after.max.ms=3600000",
     )
 
 
@@ -115,7 +119,7 @@ def follow_remedy(settings: KafkaSettings, error: KafkaError) -> None:
     [
         ("max.message.bytes", "100", "an event needs up to 2048"),
         ("message.timestamp.before.max.ms", "0", "it must be at least 30000, or the broker refuses events by their time"),
-        ("message.timestamp.after.max.ms", "0", "it must be at least 5000, or the broker refuses events by their time"),
+        ("message.timestamp.after.max.ms", "0", "it must be at least 1000, or the broker refuses events by their time"),
     ],
 )
 def test_a_topic_that_refuses_events_is_found_before_the_first_event_and_mended_by_the_remedy(
