@@ -117,8 +117,8 @@ def fence(settings: KafkaSettings, producer: TransactionalProducer, timeout: flo
             raise
         try:
             _require_transaction_log(settings)
-        except KafkaException:
-            # no right to look, or no answer: the time-out is all that is known
+        except (KafkaException, TimeoutError, LookupError, ValueError):
+            # no right to look, no answer, or an odd one: the time-out is all that is known
             raise error from None
         raise
 
@@ -129,13 +129,14 @@ def _require_transaction_log(settings: KafkaSettings) -> None:
     found = admin.list_topics(_TRANSACTION_LOG, timeout=_LOOK_SECONDS)
     log = found.topics[_TRANSACTION_LOG]
     if log.error is None:
-        (config,) = _described(admin, ResourceType.TOPIC, _TRANSACTION_LOG)
-        require_replicas(where, _TRANSACTION_LOG, log.partitions, int(config.get("min.insync.replicas", "1")))
+        config = _described(admin, ResourceType.TOPIC, _TRANSACTION_LOG)
+        require_replicas(where, _TRANSACTION_LOG, log.partitions, int(config["min.insync.replicas"]))
         return
     if log.error.code() != ClientError.UNKNOWN_TOPIC_OR_PART:
         return
     name = "transaction.state.log.replication.factor"
-    needed = max((int(config.get(name, "0")) for config in _described(admin, ResourceType.BROKER, *map(str, found.brokers))), default=0)
+    # of any broker: they are set alike
+    needed = int(_described(admin, ResourceType.BROKER, str(min(found.brokers)))[name])
     if needed > len(found.brokers):
         raise KafkaError(
             f"{where} cannot begin a transaction: its topic {_TRANSACTION_LOG} does not exist and cannot be created, because "
@@ -144,12 +145,9 @@ def _require_transaction_log(settings: KafkaSettings) -> None:
         )
 
 
-def _described(admin: AdminClient, kind: ResourceType, *names: str) -> list[dict[str, str]]:
-    answers = []
-    for name in names:
-        (future,) = admin.describe_configs([ConfigResource(kind, name)], request_timeout=_LOOK_SECONDS).values()
-        answers.append({key: str(entry.value) for key, entry in future.result(_LOOK_SECONDS + 1).items()})
-    return answers
+def _described(admin: AdminClient, kind: ResourceType, name: str) -> dict[str, str]:
+    (future,) = admin.describe_configs([ConfigResource(kind, name)], request_timeout=_LOOK_SECONDS).values()
+    return {key: str(entry.value) for key, entry in future.result(_LOOK_SECONDS + 1).items()}
 
 
 def _listed(brokers: list[int]) -> str:
