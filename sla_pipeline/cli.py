@@ -4,6 +4,7 @@ What belongs here: options, what is printed, exit codes. What does not: the work
 another room.
 """
 
+import io
 import json
 import signal
 import sys
@@ -23,7 +24,6 @@ from rich.table import Table
 
 from sla_pipeline import errors
 from sla_pipeline.cycle import BATCH_SIZE, MAX_BATCHES_PER_CYCLE, CycleInput, SystemClock
-from sla_pipeline.event import TicketSlaBreachedKafkaEvent
 from sla_pipeline.kafka.settings import KafkaSettings
 from sla_pipeline.postgres.session import PostgresSettings, single_runner_from_environment, translated_errors
 from sla_pipeline.quoting import named, quoted
@@ -43,6 +43,7 @@ _EPILOG = (
     "SLA_KAFKA_CLIENT_CONFIG."
 )
 _EXIT_FAILED, _EXIT_USAGE, _EXIT_BROKEN, _EXIT_TRY_AGAIN, _EXIT_INTERRUPTED = 1, 2, 3, 75, 130
+_LINE_BREAKS_AS_SPACES = bytes.maketrans(b"\r\n", b"  ")
 _RETRYABLE = (errors.DatabaseUnavailable, errors.KafkaUnavailable, errors.PublisherBusy, errors.PublisherFenced, errors.CycleLocked)
 
 app = typer.Typer(
@@ -230,18 +231,35 @@ def tail(
         bool, typer.Option("--beginning", help="Start with the oldest event on the topic, not with what comes next.")
     ] = False,
     follow: Annotated[bool, typer.Option(help="Go on until Ctrl-C; without, end at what was there at the start.")] = True,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the events' own JSON, one a line.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the events' own JSON, one a line, for programs.")] = False,
 ) -> None:
-    """Print breach events as they arrive, as a consumer sees them (read_committed). Leaves no trace on the topic."""
-    from sla_pipeline.kafka.events import read_events  # noqa: PLC0415
+    """Print breach events as they arrive, as a consumer sees them (read_committed). Leaves no trace on the topic.
 
-    for received in read_events(KafkaSettings.from_environment(), follow=follow, start="beginning" if beginning else "end"):
-        if as_json:
-            print(received.value.decode(errors="replace"), flush=True)  # noqa: T201  exact bytes, no console in between
-            continue
-        event = TicketSlaBreachedKafkaEvent.model_validate_json(received.value)
-        seq = received.headers.get("outbox-seq", b"?").decode()
-        print(f"{event.breached_at}  {event.number}  {event.breach_kind}  {event.priority}  due {event.due_at}  seq {seq}", flush=True)  # noqa: T201
+    A record that is no breach event of ours is shown in one line on standard error, so that whoever reads the events line by line never
+    meets it; how many there were is said at the end.
+    """
+    from sla_pipeline.kafka.events import read_events  # noqa: PLC0415
+    from sla_pipeline.kafka.foreign import event_or_fault, sequence_of, shown  # noqa: PLC0415
+
+    foreign_count = 0
+    try:
+        for received in read_events(KafkaSettings.from_environment(), follow=follow, start="beginning" if beginning else "end"):
+            event = event_or_fault(received)
+            if isinstance(event, str):
+                foreign_count += 1
+                print(shown(received, event), file=sys.stderr, flush=True)  # noqa: T201  no markup, no emoji
+            elif as_json:
+                # the exact bytes; a line break in JSON is white space between its tokens
+                sys.stdout.buffer.write(received.value.translate(_LINE_BREAKS_AS_SPACES) + b"\n")
+                sys.stdout.buffer.flush()
+            else:
+                kind, priority, seq = event.breach_kind.value, named(str(event.priority)), sequence_of(received)
+                print(  # noqa: T201
+                    f"{event.breached_at}  {named(event.number)}  {kind}  {priority}  due {event.due_at}  seq {seq}", flush=True
+                )
+    finally:
+        if foreign_count:
+            print(f"records on the topic that were not breach events: {foreign_count}", file=sys.stderr)  # noqa: T201
 
 
 @app.command(epilog=_EPILOG)
@@ -422,6 +440,9 @@ def _exit_code(error: errors.SlaPipelineError) -> int:
 
 def main() -> None:
     """Run the command line; every failure on purpose is one line on standard error and an exit code that means something."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # what the terminal's character set does not hold is escaped, as on standard error
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         app()
     except errors.SlaPipelineError as error:

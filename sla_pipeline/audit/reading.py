@@ -12,13 +12,14 @@ import json
 import logging
 import time
 from collections.abc import Callable, Iterator
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, Message, TopicPartition
 from confluent_kafka import KafkaError as ClientError
 
 from sla_pipeline.audit.contract import TopicEvent
 from sla_pipeline.errors import ConfigurationError, KafkaError, KafkaUnavailable
+from sla_pipeline.kafka.headers import headers_of
 from sla_pipeline.kafka.settings import CLIENT_CONFIG_VARIABLE, KafkaSettings, consumer_config
 
 __all__ = ["Span", "our_error", "read_events", "read_progress_seq", "watermarks"]
@@ -51,7 +52,8 @@ _REFUSED = (
     ClientError.CLUSTER_AUTHORIZATION_FAILED,
 )
 _LEADER_MOVED = (ClientError.NOT_LEADER_FOR_PARTITION, ClientError.LEADER_NOT_AVAILABLE, ClientError._UNKNOWN_PARTITION)
-_EXPIRED = (ClientError.OFFSET_OUT_OF_RANGE, ClientError._AUTO_OFFSET_RESET)
+# reasons of a lost offset that mean lost records; librdkafka puts any reason, an outage's too, into the text of _AUTO_OFFSET_RESET
+_EXPIRED = (ClientError.OFFSET_OUT_OF_RANGE, ClientError._LOG_TRUNCATION)
 
 
 class Span(NamedTuple):
@@ -89,8 +91,7 @@ def read_events(
     ``stall_seconds`` although there is more: a transaction is open).
     """
     for message in _read(settings, settings.topic, spans, on_read, stall_seconds):
-        headers = cast("list[tuple[str, bytes | None]]", message.headers() or ())
-        yield TopicEvent(message.partition() or 0, message.offset() or 0, message.key(), dict(headers), message.value())
+        yield TopicEvent(message.partition() or 0, message.offset() or 0, message.key(), headers_of(message), message.value())
 
 
 def read_progress_seq(settings: KafkaSettings, *, stall_seconds: float = STALL_SECONDS) -> int | None:
@@ -191,7 +192,7 @@ def _consumer(settings: KafkaSettings, topic: str, *, isolation_level: str) -> I
         yield consumer
     except KafkaException as error:
         told: ClientError = error.args[0]
-        if heard and told.code() not in (*_MISSING, *_EXPIRED):
+        if heard and told.code() not in _MISSING and not _tells_expiry(told):
             told = heard[-1]
         raise our_error(told, settings, topic) from error
     finally:
@@ -217,9 +218,15 @@ def our_error(error: ClientError, settings: KafkaSettings, topic: str) -> KafkaE
             f"{where} refuses the auditor ({said}); it needs Read and Describe on topics {settings.topic} and {settings.progress_topic};"
             f" check {CLIENT_CONFIG_VARIABLE}"
         )
-    if error.code() in _EXPIRED:
+    if _tells_expiry(error):
         return KafkaError(f"records of topic {topic} on {where} expired while they were being read ({said}); run the audit again")
     return KafkaUnavailable(f"{where} did not answer as expected while topic {topic} was being read ({said}); run the audit again")
+
+
+def _tells_expiry(error: ClientError) -> bool:
+    if error.code() == ClientError._AUTO_OFFSET_RESET:
+        return any(ClientError(code).str() in error.str() for code in _EXPIRED)
+    return error.code() in _EXPIRED
 
 
 def _said(error: ClientError) -> str:

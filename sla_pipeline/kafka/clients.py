@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaException, Message, Producer
+from confluent_kafka import Consumer, KafkaException, Message, Producer, ThrottleEvent
 from confluent_kafka import KafkaError as ClientError
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AdminClient, PartitionMetadata  # type: ignore[attr-defined]
 
 from sla_pipeline.errors import SlaPipelineError
 from sla_pipeline.kafka import faults
@@ -29,8 +29,14 @@ _FLUSH_SECONDS = 0.2
 # after a failure: how long the callbacks that explain it are waited for
 _HEAR_SECONDS = 0.1
 _HEAR_TRIES = 3
-# Deliveries that failed because another one did: librdkafka empties its queue then, and on a busy machine reports these first.
-_CONSEQUENCES = (ClientError._PURGE_QUEUE, ClientError._PURGE_INFLIGHT)
+# Deliveries that failed because another one did: librdkafka empties its queue then, and on a busy machine reports these first; a broker
+# refuses a batch for one of its records, and calls the others invalid.
+_CONSEQUENCES = (
+    ClientError._PURGE_QUEUE,
+    ClientError._PURGE_INFLIGHT,
+    ClientError._INVALID_DIFFERENT_RECORD,
+    ClientError.INVALID_RECORD,
+)
 # the threads of a client take its records back at once; one that still looks up a name has sent none
 _PURGE_SECONDS = 2.0
 _QUIET_FACILITIES = {
@@ -39,6 +45,8 @@ _QUIET_FACILITIES = {
     # a coordinator that is just starting is asked again; what does not come to an end is told by the call that waits for it
     "GETPID": logging.INFO,
 }
+# how librdkafka words it that the other side closed a connection
+_HUNG_UP = "Disconnected"
 # numbers in a line of librdkafka (milliseconds, ids of threads and clients) do not make it another line
 _NUMBER = re.compile(r"\d+")
 
@@ -48,11 +56,16 @@ class ClientReports:
 
     def __init__(self) -> None:
         self.error: ClientError | None = None
+        self.throttled_seconds = 0.0
         self._seen: set[str] = set()
 
     def on_error(self, error: ClientError) -> None:
         """The client's ``error_cb``."""
         self.error = faults.more_telling(self.error, error)
+
+    def on_throttle(self, event: ThrottleEvent) -> None:
+        """The client's ``throttle_cb``: a quota of the broker holds the client back."""
+        self.throttled_seconds = max(self.throttled_seconds, event.throttle_time)
 
     def log(self, level: int, message: str, *arguments: object) -> None:
         """The client's ``logger``: each line once per client, for a closed port is logged at every try to connect."""
@@ -62,11 +75,14 @@ class ClientReports:
         if key in self._seen:
             return
         self._seen.add(key)
+        if facility == "FAIL" and _HUNG_UP in line and (self.error is None or self.error.code() == ClientError._ALL_BROKERS_DOWN):
+            # reported as "0/1 brokers are down" otherwise: a listener that asks for TLS or a login closes the connection without a word
+            self.on_error(ClientError(ClientError._TRANSPORT, line[line.index(_HUNG_UP) :]))
         _log.log(_QUIET_FACILITIES.get(facility, level), "%s", line)
 
 
 def _callbacks(reports: ClientReports) -> dict[str, Any]:
-    return {"error_cb": reports.on_error, "logger": reports}
+    return {"error_cb": reports.on_error, "throttle_cb": reports.on_throttle, "logger": reports}
 
 
 def open_consumer(settings: KafkaSettings, reports: ClientReports, *, isolation_level: str) -> Consumer:
@@ -85,14 +101,14 @@ def open_admin(settings: KafkaSettings, reports: ClientReports) -> AdminClient:
         raise faults.configuration_fault(error, settings) from error
 
 
-def partitions_of(client: AdminClient | Producer | Consumer, topic: str, timeout: float) -> list[int]:
+def partitions_of(client: AdminClient | Producer | Consumer, topic: str, timeout: float) -> dict[int, PartitionMetadata]:
     """The partitions of a topic. Raises ``KafkaException``, also when the broker's answer leaves the topic out."""
     found = client.list_topics(topic, timeout=timeout).topics.get(topic)
     if found is None:
         raise KafkaException(ClientError(ClientError.UNKNOWN_TOPIC_OR_PART, f"the answer does not hold topic {topic}"))
     if found.error:
         raise KafkaException(found.error)
-    return list(found.partitions)
+    return dict(found.partitions)
 
 
 @contextmanager
@@ -105,7 +121,7 @@ def translated(
     except Exception as error:
         if poll is not None:
             poll(0)
-        ours = faults.translate(error, faults.Scene(settings, doing, reports.error, topic))
+        ours = faults.translate(error, faults.Scene(settings, doing, reports.error, topic, throttled_seconds=reports.throttled_seconds))
         if ours is None or ours is error:
             raise
         raise ours from error

@@ -4,7 +4,7 @@ For ``tail``, for the replay's comparison, for recovery. What belongs here: byte
 """
 
 from collections.abc import Callable, Iterator
-from typing import Literal, NamedTuple, cast
+from typing import Literal, NamedTuple
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, Message, TopicPartition
 from confluent_kafka import KafkaError as ClientError
@@ -12,6 +12,7 @@ from confluent_kafka import KafkaError as ClientError
 from sla_pipeline.errors import KafkaUnavailable
 from sla_pipeline.kafka.clients import ClientReports, open_admin, open_consumer, translated
 from sla_pipeline.kafka.deadline import Deadline
+from sla_pipeline.kafka.headers import headers_of
 from sla_pipeline.kafka.settings import KafkaSettings
 from sla_pipeline.kafka.topics import end_offsets
 
@@ -30,7 +31,10 @@ _PIECE_SECONDS = 0.05
 
 
 class ReceivedEvent(NamedTuple):
-    """A committed event. ``timestamp_ms`` counts from 1970; a header, key or value that is null is empty here."""
+    """A committed record. ``timestamp_ms`` counts from 1970; a header, key or value that is null is empty here.
+
+    ``headers`` is empty where the client cannot read their names; no event of this package has such.
+    """
 
     partition: int
     offset: int
@@ -50,9 +54,10 @@ def read_events(
 ) -> Iterator[ReceivedEvent]:
     """The events of the topic, in order within a partition; up to what was there at the start, or for ever with ``follow``.
 
-    Memory is bounded, whatever the topic holds. The first event is waited for inside the first ``next``, and so are errors: raises
-    ``KafkaError`` (no topic, no right, records gone while reading), ``KafkaUnavailable`` (no answer, or no progress for ``stall_seconds``
-    although there is more: a transaction that is still open holds it back).
+    Without ``follow`` nothing is returned from the end of a partition at the start on, however much is written meanwhile. Memory is
+    bounded, whatever the topic holds. The first event is waited for inside the first ``next``, and so are errors: raises ``KafkaError``
+    (no topic, no right, records gone while reading), ``KafkaUnavailable`` (no answer, or no progress for ``stall_seconds`` although there
+    is more: a transaction that is still open holds it back).
     """
     reports = ClientReports()
     admin = open_admin(settings, reports)
@@ -82,6 +87,7 @@ def _received(
 ) -> Iterator[ReceivedEvent]:
     """``missing`` maps the partitions that are not read to their end to that end; it is used up."""
     total = sum(missing.values())
+    ends = {} if follow else dict(missing)
     read_count = 0
     positions: dict[int, int] = {}
     patience = Deadline(stall_seconds)
@@ -93,10 +99,13 @@ def _received(
             if positions.get(partition, -1) < position:
                 positions[partition] = position
                 moved = True
+            if message.error() is None and (follow or position <= ends.get(partition, 0)):
+                events.append(_event(message))
             if position >= missing.get(partition, position + 1):
                 del missing[partition]
-            if message.error() is None:
-                events.append(_event(message))
+                if not follow:
+                    # what is written from now on is not fetched
+                    consumer.pause([TopicPartition(settings.topic, partition)])
         read_count += len(events)
         yield from events
         if on_progress is not None and events:
@@ -124,13 +133,11 @@ def _position_after(message: Message) -> tuple[int, int]:
 
 
 def _event(message: Message) -> ReceivedEvent:
-    # a received message has them as a list, its values as bytes or None
-    headers = cast("list[tuple[str, bytes | None]]", message.headers() or ())
     return ReceivedEvent(
         partition=message.partition() or 0,
         offset=message.offset() or 0,
         timestamp_ms=message.timestamp()[1],
         key=message.key() or b"",
-        headers={name: value or b"" for name, value in headers},
+        headers={name: value or b"" for name, value in headers_of(message).items()},
         value=message.value() or b"",
     )

@@ -7,6 +7,7 @@ error tells that (the same time-out was seen for either outcome); the next attem
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from enum import Enum, auto
 
 from confluent_kafka import KafkaError as ClientError
@@ -31,6 +32,11 @@ class Fault(Enum):
     TRANSACTION_TIMEOUT = auto()
     QUEUE_FULL = auto()
     OFFSET_LOST = auto()
+    TIMESTAMP = auto()
+    RECORD_REFUSED = auto()
+    REPLICAS = auto()
+    DISK = auto()
+    TOO_FEW_BROKERS = auto()
     REFUSED = auto()
     UNAVAILABLE = auto()
 
@@ -57,13 +63,22 @@ _FAULT_BY_CODE = {
     ClientError.INVALID_TRANSACTION_TIMEOUT: Fault.TRANSACTION_TIMEOUT,
     ClientError._QUEUE_FULL: Fault.QUEUE_FULL,
     ClientError.OFFSET_OUT_OF_RANGE: Fault.OFFSET_LOST,
-    ClientError._AUTO_OFFSET_RESET: Fault.OFFSET_LOST,
+    ClientError._LOG_TRUNCATION: Fault.OFFSET_LOST,
+    ClientError.INVALID_TIMESTAMP: Fault.TIMESTAMP,
+    ClientError.INVALID_RECORD: Fault.RECORD_REFUSED,
+    ClientError.INVALID_REQUIRED_ACKS: Fault.RECORD_REFUSED,
+    ClientError.UNSUPPORTED_COMPRESSION_TYPE: Fault.RECORD_REFUSED,
+    ClientError.UNSUPPORTED_FOR_MESSAGE_FORMAT: Fault.RECORD_REFUSED,
+    ClientError.NOT_ENOUGH_REPLICAS: Fault.REPLICAS,
+    ClientError.NOT_ENOUGH_REPLICAS_AFTER_APPEND: Fault.REPLICAS,
+    ClientError.KAFKA_STORAGE_ERROR: Fault.DISK,
     ClientError.INVALID_CONFIG: Fault.REFUSED,
     ClientError.INVALID_PARTITIONS: Fault.REFUSED,
-    ClientError.INVALID_REPLICATION_FACTOR: Fault.REFUSED,
+    ClientError.INVALID_REPLICATION_FACTOR: Fault.TOO_FEW_BROKERS,
     ClientError.POLICY_VIOLATION: Fault.REFUSED,
     ClientError.TOPIC_EXCEPTION: Fault.REFUSED,
     ClientError.UNSUPPORTED_VERSION: Fault.REFUSED,
+    ClientError._UNSUPPORTED_FEATURE: Fault.REFUSED,
 }
 _FAULT_BY_TEXT = {
     "fenced by a newer instance": Fault.FENCED,
@@ -78,7 +93,8 @@ class Scene:
     """What was going on when an error came: ``doing`` completes "Kafka ... while ".
 
     ``reported`` is what the client told aside, in a callback; ``rejected`` are the records at fault; ``transaction_open`` says that a
-    transaction had begun, so that its outcome is unknown.
+    transaction had begun, so that its outcome is unknown; ``throttled_seconds`` is the longest time that a quota held the client back,
+    ``time_limits`` the settings of the topic that limit the time of an event.
     """
 
     settings: KafkaSettings
@@ -87,10 +103,15 @@ class Scene:
     topic: str | None = None
     rejected: Sequence[BreachRecord] = ()
     transaction_open: bool = False
+    throttled_seconds: float = 0.0
+    time_limits: str = ""
 
 
 def classify(error: ClientError) -> Fault:
     """The fault of an error of librdkafka; what is not known is taken for an outage, which the next cycle tries again."""
+    if error.code() == ClientError._AUTO_OFFSET_RESET:
+        # an outage's reason as well as a lost record's: it stands in the text, as librdkafka words it
+        return next((fault for code, fault in _FAULT_BY_CODE.items() if ClientError(code).str() in error.str()), Fault.UNAVAILABLE)
     fault = _FAULT_BY_CODE.get(error.code(), Fault.UNAVAILABLE)
     if fault is not Fault.UNAVAILABLE:
         return fault
@@ -194,15 +215,67 @@ def _message(fault: Fault, text: str, scene: Scene) -> SlaPipelineError:  # noqa
             return KafkaError(
                 f"topic {topic} on {where} lost the records that were being read {at}: its retention is shorter than the reading"
             )
-        case Fault.REFUSED:
-            return KafkaError(f"{where} refuses the request {at}; topic {topic}")
-        case Fault.UNAVAILABLE if scene.transaction_open:
-            return KafkaUnavailable(
-                f"{where} did not answer as expected {at}. The transaction's outcome is unknown; the next cycle reads it back from topic "
-                f"{settings.progress_topic} and goes on"
-            )
         case Fault.UNAVAILABLE:
-            return KafkaUnavailable(f"{where} did not answer as expected {at}; check that it runs and can be reached from here")
+            return _outage(where, at, scene)
+        case _:
+            return _refusal(fault, where, topic, at, scene)
+
+
+def _outage(where: str, at: str, scene: Scene) -> KafkaUnavailable:
+    """A broker that gave no answer, or none in time."""
+    if scene.throttled_seconds:
+        return KafkaUnavailable(
+            f"{where} holds this client back by a quota, up to {scene.throttled_seconds:.0f} s a request, {at}. The next cycle is as slow: "
+            "raise producer_byte_rate or request_percentage of this user or client id"
+        )
+    if scene.transaction_open:
+        return KafkaUnavailable(
+            f"{where} did not answer as expected {at}. The transaction's outcome is unknown; the next cycle reads it back from topic "
+            f"{scene.settings.progress_topic} and goes on"
+        )
+    if "Disconnected" in at:
+        return KafkaUnavailable(
+            f"{where} closed the connection {at}; it passes by itself if the broker is just starting or stopping. If not, the listener "
+            f"asks for TLS or for a login: set security.protocol in {CLIENT_CONFIG_VARIABLE}"
+        )
+    return KafkaUnavailable(f"{where} did not answer as expected {at}; check that it runs and can be reached from here")
+
+
+def _refusal(fault: Fault, where: str, topic: str, at: str, scene: Scene) -> SlaPipelineError:
+    """A broker that was reached, and says no to what it was asked."""
+    match fault:
+        case Fault.TIMESTAMP:
+            return KafkaError(
+                f"{where} refuses the time of an event of topic {topic} {at}, and does so until the cause is mended. This machine's clock "
+                f"says {datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC: set its clock or the broker's right, or raise the topic's limits "
+                f"({scene.time_limits or 'message.timestamp.*'})"
+            )
+        case Fault.RECORD_REFUSED:
+            return KafkaError(
+                f"{where} refuses the events of topic {topic} {at}, and does so until the cause is mended"
+                f"{_codec_remedy(scene.settings)}. The broker's log names the rule that an event breaks"
+            )
+        case Fault.REPLICAS:
+            return KafkaUnavailable(
+                f"{where} has too few replicas of topic {topic} in sync {at}; it passes by itself once the brokers of the others are back"
+            )
+        case Fault.DISK:
+            return KafkaUnavailable(
+                f"{where} cannot read or write topic {topic} on its disk {at}; it passes by itself where another broker has a replica in "
+                "sync, else the disk must be mended"
+            )
+        case Fault.TOO_FEW_BROKERS:
+            return KafkaError(
+                f"{where} has fewer brokers than replicas were asked for, {at}; run `sla-pipeline migrate --replication-factor` with at "
+                "most their number"
+            )
+        case _:
+            return KafkaError(f"{where} refuses the request {at}; topic {topic}")
+
+
+def _codec_remedy(settings: KafkaSettings) -> str:
+    codec = next((name for name in ("compression.type", "compression.codec") if name in settings.client_config), None)
+    return f"; {CLIENT_CONFIG_VARIABLE} sets {codec}: leave it out if the broker does not take that compression" if codec else ""
 
 
 def configuration_fault(error: KafkaException, settings: KafkaSettings) -> ConfigurationError:

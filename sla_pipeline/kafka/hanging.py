@@ -15,13 +15,13 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import cast
 
 from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 
 from sla_pipeline.errors import FailClosed, KafkaUnavailable
 from sla_pipeline.kafka.clients import ClientReports, TransactionalProducer, open_consumer, translated
 from sla_pipeline.kafka.deadline import Deadline
+from sla_pipeline.kafka.headers import headers_of
 from sla_pipeline.kafka.progress import RECOVERY, Progress, newest_committed
 from sla_pipeline.kafka.settings import KafkaSettings
 from sla_pipeline.kafka.topics import EventTopic, TopicChecker
@@ -33,6 +33,8 @@ _SETTLING_SECONDS = 3.0
 _SETTLING_POLL_SECONDS = 0.05
 _CALL_SECONDS = 8.0
 _POLL_SECONDS = 0.2
+# of Postgres' bigint, with room to spare; a header of thousands of digits is somebody else's
+_SEQUENCE_DIGITS = 19
 # how Kafka's own tool shows and ends such a transaction
 _TOOL = "kafka-transactions.sh (find-hanging, then abort)"
 
@@ -112,7 +114,11 @@ def abort_hanging(producer: TransactionalProducer, hanging: Hanging, deadline: D
     producer.begin()
     for record in hanging.first_records:
         producer.produce(
-            str(record.topic()), record.value() or b"", record.key() or b"", headers=_headers(record), partition=record.partition() or 0
+            str(record.topic()),
+            record.value() or b"",
+            record.key() or b"",
+            headers=[(name, value or b"") for name, value in headers_of(record).items()],
+            partition=record.partition() or 0,
         )
     producer.deliver(deadline.timeout_seconds(_CALL_SECONDS))
 
@@ -149,18 +155,15 @@ def _last_visible_seq(consumer: Consumer, topic: str, partition: int, deadline: 
     low, stable = consumer.get_watermark_offsets(
         TopicPartition(topic, partition), timeout=deadline.timeout_seconds(_CALL_SECONDS), cached=False
     )
-    return newest_committed(consumer, TopicPartition(topic, partition, low), stable, deadline, parse=_seq) or 0
-
-
-def _headers(record: Message) -> list[tuple[str, bytes]]:
-    # a received message has them as a list, its values as bytes or None
-    return [(name, value or b"") for name, value in cast("list[tuple[str, bytes | None]]", record.headers() or ())]
+    return (
+        newest_committed(consumer, TopicPartition(topic, partition, low), stable, deadline, parse=lambda record: _seq(record) or None) or 0
+    )
 
 
 def _seq(record: Message) -> int:
     """The sequence of an event of this package, 0 for any other record."""
-    text = dict(_headers(record)).get("outbox-seq", b"")
-    return int(text) if text.isdigit() else 0
+    text = headers_of(record).get("outbox-seq") or b""
+    return int(text) if text.isdigit() and len(text) <= _SEQUENCE_DIGITS else 0
 
 
 def _progress(record: Message) -> Progress:

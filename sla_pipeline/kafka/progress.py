@@ -20,6 +20,7 @@ from sla_pipeline.errors import FailClosed, KafkaUnavailable
 from sla_pipeline.event import wire_timestamp
 from sla_pipeline.kafka.clients import ClientReports, TransactionalProducer, open_consumer, translated
 from sla_pipeline.kafka.deadline import Deadline
+from sla_pipeline.kafka.refusals import fence
 from sla_pipeline.kafka.settings import KafkaSettings
 
 __all__ = [
@@ -96,7 +97,7 @@ class Progress:
         try:
             parsed = json.loads(value or b"null")
             fields = {name: parsed[name] for name in ("seq", "first", "count", "digest", "run", "at")}
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError, RecursionError):
             fields = {}
         numbers = [fields.get(name) for name in ("seq", "first", "count")]
         texts = [fields.get(name) for name in ("digest", "run", "at")]
@@ -134,19 +135,39 @@ class ProgressReader:
         answer is good for display, or to see that there is a record: it is what can be read now, without waiting for an open transaction.
         Raises ``FailClosed`` for a foreign record, ``KafkaUnavailable`` or ``KafkaError`` when it cannot be read to its end.
         """
+        progress, foreign = self.look(deadline, behind_fence=behind_fence)
+        if foreign is not None:
+            raise foreign
+        return progress
+
+    def look(self, deadline: Deadline, *, behind_fence: bool = True) -> tuple[Progress | None, FailClosed | None]:
+        """The newest record that is ours, as ``read`` returns it, and what ``read`` raises when a foreign one stands behind it."""
         topic = self._settings.progress_topic
+        foreign: FailClosed | None = None
+
+        def parse(record: Message) -> Progress | None:
+            nonlocal foreign
+            try:
+                progress = Progress.from_json(record.key(), record.value(), f"offset {record.offset()} of topic {topic}")
+            except FailClosed as error:
+                foreign = error
+                return None
+            foreign = None
+            return progress
+
         with translated(self._settings, "reading the progress topic", self._reports, topic=topic):
             low, end = self._consumer("read_uncommitted").get_watermark_offsets(
                 TopicPartition(topic, PROGRESS_PARTITION), timeout=deadline.timeout_seconds(_CALL_SECONDS), cached=False
             )
-            return newest_committed(
+            progress = newest_committed(
                 self._consumer("read_committed"),
                 TopicPartition(topic, PROGRESS_PARTITION, low),
                 end,
                 deadline,
-                parse=lambda record: Progress.from_json(record.key(), record.value(), f"offset {record.offset()} of topic {topic}"),
+                parse=parse,
                 to_end=behind_fence,
             )
+        return progress, foreign
 
     def close(self) -> None:
         """Closes both consumers. May be called again."""
@@ -160,13 +181,14 @@ def newest_committed(
     end: int,
     deadline: Deadline,
     *,
-    parse: Callable[[Message], _Record],
+    parse: Callable[[Message], _Record | None],
     to_end: bool = True,
 ) -> _Record | None:
     """The newest of a partition's records from offset ``low`` to ``end`` that ``consumer`` gets to see, None without one.
 
-    ``parse`` is called with every record that is read on the way, a tail of the partition. With ``to_end`` false, an end that comes before
-    ``end`` is good enough. Raises ``KafkaUnavailable`` when the end cannot be reached in time.
+    ``parse`` is called with every record that is read on the way, a tail of the partition; for one that is none of ours it returns None,
+    and the newest other one is looked for before it. With ``to_end`` false, an end that comes before ``end`` is good enough. Raises
+    ``KafkaUnavailable`` when the end cannot be reached in time.
     """
     tail = _TAIL
     while end > low.offset:
@@ -179,7 +201,7 @@ def newest_committed(
 
 
 def _newest_between(
-    consumer: Consumer, start: TopicPartition, end: int, deadline: Deadline, *, parse: Callable[[Message], _Record], to_end: bool
+    consumer: Consumer, start: TopicPartition, end: int, deadline: Deadline, *, parse: Callable[[Message], _Record | None], to_end: bool
 ) -> _Record | None:
     consumer.assign([start])
     newest = None
@@ -190,7 +212,8 @@ def _newest_between(
             continue
         error = message.error()
         if error is None:
-            newest = parse(message)
+            parsed = parse(message)
+            newest = newest if parsed is None else parsed
         elif error.code() != ClientError._PARTITION_EOF:
             raise KafkaException(error)
         elif (message.offset() or 0) >= end or not to_end:
@@ -213,7 +236,7 @@ def write_progress(settings: KafkaSettings, deadline: Deadline, decide: Callable
     try:
         with translated(settings, "writing a progress record", producer.reports, topic=settings.progress_topic):
             producer.connect(deadline.timeout_seconds(_CALL_SECONDS))
-            producer.fence(deadline.timeout_seconds(_CALL_SECONDS))
+            fence(settings, producer, deadline.timeout_seconds(_CALL_SECONDS))
             progress = decide()
             if progress is not None:
                 producer.begin()

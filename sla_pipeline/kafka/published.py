@@ -5,10 +5,12 @@ What does not: conclusions (``recovery.py``), sending (``republish.py``).
 """
 
 import json
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import NamedTuple
 
 from confluent_kafka import KafkaException
 from confluent_kafka import TopicPartition as Partition
@@ -20,6 +22,7 @@ from sla_pipeline.event import REPUBLISHED_HEADER
 from sla_pipeline.kafka.clients import ClientReports, open_admin, translated
 from sla_pipeline.kafka.deadline import Deadline
 from sla_pipeline.kafka.events import OnProgress, ReceivedEvent, read_events
+from sla_pipeline.kafka.foreign import place_of, sequence_of, shown
 from sla_pipeline.kafka.progress import record_digest
 from sla_pipeline.kafka.settings import KafkaSettings
 
@@ -27,15 +30,18 @@ __all__ = ["TopicContents", "published_record", "read_records", "scan_topic"]
 
 # examples kept of each kind of fault
 _EXAMPLES = 3
+# the key of an event: the one spelling of a ticket's id
+_TICKET_ID = re.compile(rb"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 # bound of one look-up of offsets; a healthy broker answers in milliseconds
 _LOOK_UP_SECONDS = 20.0
 
 
 @dataclass(slots=True)
 class TopicContents:
-    """Breach events on the topic: ``digests`` and ``tickets`` in 320 bytes of memory an event; ``foreign_count`` other events.
+    """Breach events on the topic: ``digests`` and ``tickets`` in 320 bytes of memory an event; ``foreign_count`` other records.
 
-    ``tickets`` maps a message key to its sequence. ``faults`` lists contradictions of the topic with itself: a sequence or a ticket twice.
+    ``foreign`` shows the first of those. ``tickets`` maps a message key to its sequence. ``faults`` lists contradictions of the topic with
+    itself: a sequence or a ticket twice, an event that cannot be read.
 
     ``expired_below``: an event of this sequence or above that is not in ``digests`` is not on the topic and never was since the topic
     was created; one below it may have been removed by retention. 0 when nothing was ever removed. Why this holds: removal takes the
@@ -51,6 +57,12 @@ class TopicContents:
     faults: list[str] = field(default_factory=list)
     tickets: dict[bytes, int] = field(default_factory=dict)
     expired_below: int = 0
+    foreign: list[str] = field(default_factory=list)
+
+    def add_foreign(self, shown_record: str) -> None:
+        """Counts a record that is none of this package."""
+        self.foreign_count += 1
+        _note(self.foreign, shown_record)
 
     @property
     def lowest_seq(self) -> int:
@@ -71,14 +83,43 @@ class TopicContents:
         return seq + 1
 
 
+class _Unreadable(NamedTuple):
+    """A record with our headers that cannot be read."""
+
+    seq: int
+    partition: int
+    offset: int
+    fault: str
+
+    @property
+    def place(self) -> str:
+        return f"partition {self.partition}, offset {self.offset}"
+
+    def explained(self, settings: KafkaSettings) -> str:
+        return (
+            f"the record at {self.place} of topic {settings.topic} has the headers of the event with sequence {self.seq}, which is nowhere "
+            f"else on the topic, but {self.fault}: a damaged event of ours, or somebody else's record. `sla-pipeline recover` can "
+            f"go on once the record is gone, by retention, or by kafka-delete-records.sh with offset {self.offset + 1} for its partition, "
+            "which removes the events before it too"
+        )
+
+
 def scan_topic(settings: KafkaSettings, *, on_progress: OnProgress | None = None) -> TopicContents:
-    """Reads the topic from its beginning to its end. Raises what ``read_events`` raises."""
+    """Reads the topic from its beginning to its end. Raises what ``read_events`` raises.
+
+    A record with our headers that cannot be read is a fault of the topic: it may be an event of ours that was damaged. Where another
+    event has its sequence it is none, but a foreign record.
+    """
     contents = TopicContents()
     first_seqs: dict[int, int] = {}
+    unreadable: list[_Unreadable] = []
     for event in read_events(settings, on_progress=on_progress):
+        if not _has_our_headers(event):
+            contents.add_foreign(shown(event, "it has not the headers outbox-seq and correlation-id of one"))
+            continue
         record = _record_of(event)
-        if record is None:
-            contents.foreign_count += 1
+        if isinstance(record, str):
+            unreadable.append(_Unreadable(sequence_of(event) or 0, event.partition, event.offset, record))
             continue
         if record.seq in contents.digests:
             _note(contents.faults, f"sequence {record.seq} is on the topic twice")
@@ -87,6 +128,11 @@ def scan_topic(settings: KafkaSettings, *, on_progress: OnProgress | None = None
         contents.digests[record.seq] = record_digest(record)
         if REPUBLISHED_HEADER not in event.headers:
             first_seqs.setdefault(event.partition, record.seq)
+    for found in unreadable:
+        if found.seq in contents.digests:
+            contents.add_foreign(f"not a breach event: {found.place}: {found.fault}; the event of its sequence {found.seq} is elsewhere")
+        else:
+            _note(contents.faults, found.explained(settings))
     # looked up after reading: what was removed meanwhile explains what was not read
     begin_offsets = _begin_offsets(settings)
     contents.expired_below = max(
@@ -106,15 +152,15 @@ def read_records(
     missing = dict(expected)
     first = min(missing, default=0)
     for event in read_events(settings, on_progress=on_progress):
-        record = _record_of(event)
-        if record is None or record.seq < first:
+        record = _record_of(event) if _has_our_headers(event) else ""
+        if isinstance(record, str) or record.seq < first:
             continue
         if missing.pop(record.seq, None) != record_digest(record):
             raise FailClosed(
                 f"the topic changed while it was read: the event with sequence {record.seq} is another one, or came twice, since the first "
                 "reading. Nothing was changed; run `sla-pipeline recover` again"
             )
-        yield published_record(record)
+        yield published_record(record, place_of(event))
     if missing:
         raise FailClosed(
             f"the topic changed while it was read: the event with sequence {min(missing)} is gone since the first reading"
@@ -123,8 +169,8 @@ def read_records(
         )
 
 
-def published_record(record: BreachRecord) -> PublishedRecord:
-    """The record with the columns that its payload states. Raises ``FailClosed`` when it does not state them."""
+def published_record(record: BreachRecord, place: str) -> PublishedRecord:
+    """The record with the columns that its payload states. Raises ``FailClosed``, naming ``place``, when it does not state them."""
     try:
         payload = json.loads(record.payload)
         return PublishedRecord(
@@ -134,25 +180,32 @@ def published_record(record: BreachRecord) -> PublishedRecord:
             due_at=datetime.fromisoformat(payload["DueAt"]),
             breached_at=datetime.fromisoformat(payload["BreachedAt"]),
         )
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise FailClosed(
-            f"the event with sequence {record.seq} (ticket {record.ticket_id}) is not of this contract, so its record cannot be written "
-            "back"
+            f"the event with sequence {record.seq} at {place} (ticket {record.ticket_id}) is not of this contract, so its record cannot be "
+            "written back: its value does not state Number, BreachKind, DueAt and BreachedAt. Nothing was changed; a person must decide by "
+            "hand"
         ) from error
 
 
-def _record_of(event: ReceivedEvent) -> BreachRecord | None:
-    """The record that was published as this event; None for an event of somebody else. Raises ``FailClosed`` for one that is garbled."""
-    seq = event.headers.get("outbox-seq", b"")
-    if not seq.isdigit() or "correlation-id" not in event.headers:
-        return None
+def _has_our_headers(event: ReceivedEvent) -> bool:
+    return sequence_of(event) is not None and "correlation-id" in event.headers
+
+
+def _record_of(event: ReceivedEvent) -> BreachRecord | str:
+    """The record that was published as this event, which has our headers; or what of it cannot be read."""
+    if not _TICKET_ID.fullmatch(event.key):
+        return "its key is not the id of a ticket"
+    if not event.value:
+        return "its value is null or empty"
     try:
-        return BreachRecord(int(seq), event.key.decode(), event.headers["correlation-id"].decode(), event.value.decode())
-    except ValueError as error:
-        raise FailClosed(
-            f"the event at offset {event.offset} of partition {event.partition} has the headers of a breach event, but is not one: its "
-            "sequence, key or value cannot be read. Nothing was changed; a person must decide by hand"
-        ) from error
+        correlation_id = event.headers["correlation-id"].decode()
+    except UnicodeDecodeError:
+        return "its header correlation-id is not UTF-8"
+    try:
+        return BreachRecord(sequence_of(event) or 0, event.key.decode(), correlation_id, event.value.decode())
+    except UnicodeDecodeError:
+        return "its value is not UTF-8"
 
 
 def _begin_offsets(settings: KafkaSettings) -> dict[int, int]:

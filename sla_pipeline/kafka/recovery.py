@@ -25,7 +25,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from types import MappingProxyType
 from typing import Protocol
@@ -85,7 +85,8 @@ class Diagnosis:
     ``common_seq`` is the last record that Postgres and the topic share; ``position`` the sequence up to which all is published;
     ``lost_count`` records are on the topic and not in Postgres; ``reasons`` tell why nothing can be decided. ``missing`` are the sequences
     up to there that are in Postgres and, provably, not on the topic (``TopicContents.expired_below``): in every state, but they are
-    published again only in ``EVENTS_MISSING``.
+    published again only in ``EVENTS_MISSING``. ``foreign`` shows the first of the ``foreign_count`` records that are not ours;
+    ``foreign_progress`` the record behind the newest progress record that is ours.
     """
 
     state: State
@@ -100,6 +101,8 @@ class Diagnosis:
     missing: tuple[range, ...] = ()
     expired_below: int = 0
     reasons: tuple[str, ...] = ()
+    foreign: tuple[str, ...] = ()
+    foreign_progress: str = ""
 
     @property
     def repairs(self) -> tuple[State, int, int, tuple[range, ...]]:
@@ -130,7 +133,9 @@ class Diagnosis:
             f"finding: {self.state.value}",
             f"on the event topic: {self.topic_count} events of ours, the last with sequence {self.topic_last_seq}; {self.foreign_count} "
             "of others",
+            *self.foreign,
             f"progress record in Kafka: {progress}",
+            *([f"behind it: {self.foreign_progress}"] if self.foreign_progress else []),
             f"in Postgres: {self.next_seq} handed out, {self.published_seq} noted as published",
         ]
         if self.missing:
@@ -247,6 +252,7 @@ def judge(
         missing=missing,
         expired_below=topic.expired_below,
         reasons=tuple(reasons),
+        foreign=tuple(topic.foreign),
     )
 
 
@@ -281,7 +287,7 @@ def diagnose(settings: KafkaSettings, outbox: Outbox, *, on_progress: OnProgress
     """Compares topic, progress record and Postgres; changes nothing.
 
     Holds the relay's lock meanwhile, so that no publisher moves what is compared. Raises ``PublisherBusy``, ``KafkaUnavailable``,
-    ``KafkaError``, ``FailClosed`` for a progress record that is not ours, or what the outbox raises.
+    ``KafkaError``, or what the outbox raises.
     """
     with _locked(outbox):
         return _diagnosed(settings, outbox, Deadline(_ATTEMPT_SECONDS), behind_fence=False, on_progress=on_progress)[0]
@@ -323,7 +329,7 @@ def repair(
         outbox.advance(diagnosis.position)
         digest = record_digest(outbox.records_from(diagnosis.position, 1)[0]) if diagnosis.position else ""
         progress = diagnosis.progress
-        if progress is not None and (progress.seq, progress.digest) == (diagnosis.position, digest):
+        if progress is not None and (progress.seq, progress.digest) == (diagnosis.position, digest) and not diagnosis.foreign_progress:
             return None
         return Progress.standing_at(diagnosis.position, digest, run_id)
 
@@ -348,7 +354,7 @@ def _diagnosed(
 ) -> tuple[Diagnosis, TopicContents]:
     reader = ProgressReader(settings)
     try:
-        progress = reader.read(deadline, behind_fence=behind_fence)
+        progress, foreign_progress = reader.look(deadline, behind_fence=behind_fence)
     finally:
         reader.close()
     topic = scan_topic(settings, on_progress=on_progress)
@@ -367,6 +373,10 @@ def _diagnosed(
                 elsewhere[record.seq] = other
         from_seq = page[-1].seq + 1
     diagnosis = judge(topic, rows, next_seq=next_seq, published_seq=published_seq, progress=progress, elsewhere=elsewhere)
+    if foreign_progress is not None:
+        # publishing stops there, whatever else agrees: a record of ours behind it lets it go on
+        state = State.PROGRESS_LOST if diagnosis.state in (State.AGREED, State.EVENTS_MISSING) else diagnosis.state
+        diagnosis = replace(diagnosis, state=state, foreign_progress=str(foreign_progress).partition(". ")[0])
     return diagnosis, topic
 
 

@@ -20,6 +20,7 @@ from sla_pipeline.kafka.deadline import Deadline
 from sla_pipeline.kafka.events import OnProgress
 from sla_pipeline.kafka.outbox import Outbox
 from sla_pipeline.kafka.progress import PROGRESS_KEY, PROGRESS_PARTITION, Progress, ProgressReader
+from sla_pipeline.kafka.refusals import fence
 from sla_pipeline.kafka.settings import KafkaSettings
 from sla_pipeline.kafka.topics import check_topics
 
@@ -90,7 +91,7 @@ def _transact(
 ) -> Progress:
     """One transaction; returns the progress record that it wrote."""
     producer.connect(deadline.timeout_seconds(_CALL_SECONDS))
-    producer.fence(deadline.timeout_seconds(_CALL_SECONDS))
+    fence(settings, producer, deadline.timeout_seconds(_CALL_SECONDS))
     reader = ProgressReader(settings)
     try:
         newest = reader.read(deadline)

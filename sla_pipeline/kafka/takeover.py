@@ -32,7 +32,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate, takewhile
 
 from sla_pipeline.cycle import BreachRecord, OnStep, PublishTotals
-from sla_pipeline.errors import KafkaUnavailable, PublisherFenced
+from sla_pipeline.errors import KafkaError, KafkaUnavailable, PublisherFenced
 from sla_pipeline.event import event_headers, event_key
 from sla_pipeline.kafka.agreement import require_agreement, require_progress, waiting_records
 from sla_pipeline.kafka.clients import TransactionalProducer
@@ -42,6 +42,7 @@ from sla_pipeline.kafka.hanging import Hanging, abort_hanging, find_hanging, req
 from sla_pipeline.kafka.outbox import Outbox
 from sla_pipeline.kafka.pace import Pace
 from sla_pipeline.kafka.progress import PROGRESS_KEY, PROGRESS_PARTITION, Progress, ProgressReader
+from sla_pipeline.kafka.refusals import ReplicasMissing, fence
 from sla_pipeline.kafka.settings import KafkaSettings
 from sla_pipeline.kafka.topics import EventTopic, TopicChecker
 
@@ -68,6 +69,8 @@ STEPS = tuple(step for step in _DOING_AFTER if step)
 
 # no single call waits longer; what is healthy answers in milliseconds, and after two limping calls there is time for a third
 _CALL_SECONDS = 8.0
+# a look for the reason of a refusal, on top of the attempt's own time; a healthy broker answers in milliseconds
+_REFUSAL_SECONDS = 2.0
 # to abort a hanging transaction and to publish its events again takes under a second on a healthy broker
 _ABORT_SECONDS = 5.0
 # delivering gets this share of what is left, and no more than this: the commit and the next position must fit into the rest, and the
@@ -140,6 +143,8 @@ class Takeover:
             ended_well = True
         except Exception as error:
             ours = self._translated(error)
+            if self._step in ("begun", "produced") and isinstance(ours, KafkaError | KafkaUnavailable):
+                ours = self._refusal() or ours
             if ours is None or ours is error:
                 raise
             raise ours from error
@@ -157,7 +162,7 @@ class Takeover:
         producer = self._connect()
         self._did("connected")
 
-        producer.fence(self._timeout())
+        fence(self.settings, producer, self._timeout())
         self._require_lock()
         self._did("fenced")
 
@@ -286,8 +291,20 @@ class Takeover:
                 reported=producer.told,
                 rejected=self._rejected(producer),
                 transaction_open=self._step in ("begun", "produced", "flushed"),
+                throttled_seconds=producer.reports.throttled_seconds,
+                time_limits=self.event_topic.time_limits,
             ),
         )
+
+    def _refusal(self) -> KafkaError | ReplicasMissing | None:
+        """What the topics' check finds now, after events were not taken: the client reports a refusal that it tries again as a time-out."""
+        try:
+            self.topics.check(Deadline(_REFUSAL_SECONDS))
+        except (KafkaError, ReplicasMissing) as found:
+            return found
+        except KafkaUnavailable:
+            pass
+        return None
 
     def _rejected(self, producer: TransactionalProducer) -> list[BreachRecord]:
         """The records at fault: those whose delivery failed, the largest first, else the one that the client did not take.

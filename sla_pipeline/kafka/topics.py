@@ -12,14 +12,21 @@ from typing import TypeVar
 
 from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
 from confluent_kafka import KafkaError as ClientError
-from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, OffsetSpec, ResourceType  # type: ignore[attr-defined]
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AdminClient,
+    ConfigResource,
+    NewTopic,
+    OffsetSpec,
+    PartitionMetadata,
+    ResourceType,
+)
 
 from sla_pipeline.errors import FailClosed, KafkaError
 from sla_pipeline.kafka.clients import ClientReports, open_admin, partitions_of, translated
 from sla_pipeline.kafka.deadline import Deadline
 from sla_pipeline.kafka.progress import PROGRESS_PARTITION, RECOVERY, Progress, ProgressReader, write_progress
+from sla_pipeline.kafka.refusals import ReplicasMissing, TopicConfig, require_replicas, require_usual_times, time_limits
 from sla_pipeline.kafka.settings import KafkaSettings
-from sla_pipeline.quoting import quoted
 
 __all__ = ["EventTopic", "TopicChecker", "check_topics", "create_topics", "end_offsets"]
 
@@ -27,6 +34,8 @@ __all__ = ["EventTopic", "TopicChecker", "check_topics", "create_topics", "end_o
 _ATTEMPT_SECONDS = 20.0
 _CALL_SECONDS = 8.0
 _SETTLING_POLL_SECONDS = 0.05
+# an election, or a broker that was restarted and reads its log again, takes about a second
+_SETTLING_SECONDS = 3.0
 # what a broker answers about a partition that is new to it, or whose leader is just changing
 _NOT_YET_KNOWN = (
     ClientError.UNKNOWN_TOPIC_OR_PART,
@@ -41,6 +50,8 @@ _NOT_YET_KNOWN = (
 _REPLICAS_FOR_TWO_IN_SYNC = 3
 # a broker that allows less than this could not even take one event with its headers
 _SMALLEST_EVENT_LIMIT_BYTES = 2_048
+# Kafka's default
+_USUAL_LIMIT_BYTES = 1_048_588
 # a client ends a request in its own time and says why; only one that does not is given up this much later
 _GRACE_SECONDS = 1.0
 
@@ -49,12 +60,16 @@ _Answer = TypeVar("_Answer")
 
 @dataclass(frozen=True, slots=True)
 class EventTopic:
-    """What a check found out about the event topic; sizes in bytes, ``retention_ms`` -1 for ever."""
+    """What a check found out about the event topic; sizes in bytes, ``retention_ms`` -1 for ever.
+
+    ``time_limits`` are the settings that limit the time of an event, as name=value.
+    """
 
     partition_count: int
     max_message_bytes: int
     retention_ms: int
     min_insync_replicas: int
+    time_limits: str = ""
 
 
 class TopicChecker:
@@ -68,14 +83,23 @@ class TopicChecker:
     def check(self, deadline: Deadline) -> EventTopic:
         """Raises ``KafkaError`` that names topic, setting, value and remedy; ``KafkaUnavailable`` when there is no answer."""
         admin, topics = self._client(), (self._settings.topic, self._settings.progress_topic)
+        # half of the time at most: what was found must still be told
+        settling = Deadline(min(_SETTLING_SECONDS, deadline.remaining_seconds() / 2))
         try:
-            partitions = {topic: self._partition_count(admin, topic, deadline) for topic in topics}
+            partitions = {topic: self._partitions(admin, topic, deadline) for topic in topics}
             configs = self._configs(admin, topics, deadline)
+            while True:
+                try:
+                    return _judged(self._settings, partitions, configs)
+                except ReplicasMissing:
+                    if not settling.remaining_seconds():
+                        raise
+                time.sleep(_SETTLING_POLL_SECONDS)
+                partitions = {topic: self._partitions(admin, topic, deadline) for topic in topics}
         except BaseException:
             # the next one tells afresh why it cannot connect
             self.close()
             raise
-        return _judged(self._settings, partitions, configs)
 
     def _client(self) -> AdminClient:
         # not `or`: a client has a length, that of its queue, and so counts as false
@@ -83,9 +107,9 @@ class TopicChecker:
             self._admin = open_admin(self._settings, self._reports)
         return self._admin
 
-    def _partition_count(self, admin: AdminClient, topic: str, deadline: Deadline) -> int:
+    def _partitions(self, admin: AdminClient, topic: str, deadline: Deadline) -> dict[int, PartitionMetadata]:
         with translated(self._settings, "looking up the topics", self._reports, poll=admin.poll, topic=topic):
-            return len(partitions_of(admin, topic, deadline.timeout_seconds(_CALL_SECONDS)))
+            return partitions_of(admin, topic, deadline.timeout_seconds(_CALL_SECONDS))
 
     def _configs(self, admin: AdminClient, topics: tuple[str, ...], deadline: Deadline) -> dict[str, dict[str, str]]:
         resources = [ConfigResource(ResourceType.TOPIC, topic) for topic in topics]
@@ -127,42 +151,19 @@ def _answer(future: "Future[_Answer]", timeout: float) -> _Answer:
         raise KafkaException(ClientError(ClientError._TIMED_OUT, f"no answer after {timeout:.1f} s")) from error
 
 
-@dataclass(frozen=True, slots=True)
-class _TopicConfig:
-    """The settings of one topic as the broker returned them."""
+def _judged(
+    settings: KafkaSettings, partitions: Mapping[str, Mapping[int, PartitionMetadata]], configs: Mapping[str, Mapping[str, str]]
+) -> EventTopic:
+    """The event topic's facts.
 
-    topic: str
-    values: Mapping[str, str]
-
-    def text(self, name: str) -> str:
-        """Raises ``KafkaError`` naming topic and setting when the broker did not return it."""
-        if name not in self.values:
-            raise KafkaError(
-                f"the broker did not return {name} of topic {self.topic}, without which nothing can be published safely; see what "
-                f"kafka-configs.sh --describe --all --topic {self.topic} shows, and use a broker that keeps the setting"
-            )
-        return self.values[name]
-
-    def number(self, name: str) -> int:
-        """Raises ``KafkaError`` naming topic, setting and value when it is no whole number."""
-        text = self.text(name)
-        try:
-            return int(text)
-        except ValueError:
-            raise KafkaError(
-                f"topic {self.topic} has {name}={quoted(text)}, which is no whole number. Run kafka-configs.sh --alter --topic "
-                f"{self.topic} --delete-config {name}"
-            ) from None
-
-
-def _judged(settings: KafkaSettings, partitions: Mapping[str, int], configs: Mapping[str, Mapping[str, str]]) -> EventTopic:
-    """The event topic's facts. Raises ``KafkaError`` for a setting under which events would be lost or doubled."""
-    progress, event = (_TopicConfig(topic, configs.get(topic, {})) for topic in (settings.progress_topic, settings.topic))
+    Raises ``KafkaError`` for a setting under which events would be lost, doubled or refused, ``ReplicasMissing`` for too few replicas.
+    """
+    progress, event = (TopicConfig(topic, configs.get(topic, {})) for topic in (settings.progress_topic, settings.topic))
+    progress_partitions = len(partitions[settings.progress_topic])
     progress_policy, event_policy = progress.text("cleanup.policy"), event.text("cleanup.policy")
-    max_message_bytes = event.number("max.message.bytes")
-    if partitions[settings.progress_topic] != 1:
+    if progress_partitions != 1:
         raise KafkaError(
-            f"topic {settings.progress_topic} has {partitions[settings.progress_topic]} partitions; it must have 1, or its newest record "
+            f"topic {settings.progress_topic} has {progress_partitions} partitions; it must have 1, or its newest record "
             f"is not defined. Delete it and follow {RECOVERY}"
         )
     if progress_policy != "compact":
@@ -175,16 +176,22 @@ def _judged(settings: KafkaSettings, partitions: Mapping[str, int], configs: Map
             f"topic {settings.topic} has cleanup.policy={event_policy}; it must be delete: compaction is for tables, and "
             f"drops events. Run kafka-configs.sh --alter --topic {settings.topic} --add-config cleanup.policy=delete"
         )
-    if max_message_bytes < _SMALLEST_EVENT_LIMIT_BYTES:
-        raise KafkaError(
-            f"topic {settings.topic} has max.message.bytes={max_message_bytes}; an event needs up to "
-            f"{_SMALLEST_EVENT_LIMIT_BYTES}. Run kafka-configs.sh --alter --topic {settings.topic} --delete-config max.message.bytes"
+    for topic in (event, progress):
+        if (limit := topic.number("max.message.bytes")) < _SMALLEST_EVENT_LIMIT_BYTES:
+            raise KafkaError(
+                f"topic {topic.topic} has max.message.bytes={limit}; an event needs up to {_SMALLEST_EVENT_LIMIT_BYTES}. Run "
+                f"kafka-configs.sh --alter --topic {topic.topic} --add-config max.message.bytes={_USUAL_LIMIT_BYTES}"
+            )
+        require_usual_times(topic)
+        require_replicas(
+            f"Kafka at {settings.bootstrap_servers}", topic.topic, partitions[topic.topic], topic.number("min.insync.replicas")
         )
     return EventTopic(
-        partition_count=partitions[settings.topic],
-        max_message_bytes=max_message_bytes,
+        partition_count=len(partitions[settings.topic]),
+        max_message_bytes=event.number("max.message.bytes"),
         retention_ms=event.number("retention.ms"),
         min_insync_replicas=event.number("min.insync.replicas"),
+        time_limits=time_limits(event),
     )
 
 

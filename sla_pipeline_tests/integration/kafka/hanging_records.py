@@ -1,6 +1,6 @@
-"""Records of a transaction that the coordinator knows nothing of, as a broker leaves them that dropped the end markers.
+"""Records that no client library would write: of a transaction that the coordinator knows nothing of, or with names that are not UTF-8.
 
-What belongs here: the few requests of Kafka's protocol that write them; no client library would. The broker must be told not to verify
+What belongs here: the few requests of Kafka's protocol that write them. For a transaction the broker must be told not to verify
 (``UNVERIFIED``). What does not: what a publisher makes of them.
 """
 
@@ -14,7 +14,7 @@ from sla_pipeline.event import event_headers, event_key
 from sla_pipeline.kafka.progress import PROGRESS_KEY, Progress
 from sla_pipeline.kafka.settings import KafkaSettings
 
-__all__ = ["UNVERIFIED", "leave_hanging"]
+__all__ = ["UNVERIFIED", "leave_hanging", "write_with_headers"]
 
 UNVERIFIED = {"transaction.partition.verification.enable": "false"}
 """Property of a broker that takes transactional records without asking the coordinator."""
@@ -37,13 +37,24 @@ def leave_hanging(settings: KafkaSettings, events: dict[int, Sequence[BreachReco
         if progress is not None:
             places.append((settings.progress_topic, 0, [_record(0, PROGRESS_KEY, progress.to_json(), ())]))
         for topic, partition, records in places:
-            batch = _batch(producer_id, epoch, records)
-            body = transactional_id + struct.pack(">hii", -1, 10_000, 1) + _text(topic)
-            body += struct.pack(">iii", 1, partition, len(batch)) + batch
-            answer = _call(connection, _PRODUCE, 3, body)
-            # one topic, its name, one partition, its number
-            (error,) = struct.unpack_from(">h", answer, 4 + 2 + len(topic) + 4 + 4)
-            assert error == 0, f"Produce to {topic}-{partition}: error {error}"
+            _produce(connection, transactional_id, topic, partition, _batch(producer_id, epoch, records, attributes=_IS_TRANSACTIONAL))
+
+
+def write_with_headers(settings: KafkaSettings, partition: int, headers: Sequence[tuple[bytes, bytes]]) -> None:
+    """Writes one plain record to the event topic, with headers whose names may be any bytes."""
+    host, _, port = settings.bootstrap_servers.partition(":")
+    with socket.create_connection((host, int(port)), timeout=10) as connection:
+        batch = _batch(-1, -1, [_record(0, b"key", b"value", headers)], attributes=0)
+        _produce(connection, struct.pack(">h", -1), settings.topic, partition, batch)
+
+
+def _produce(connection: socket.socket, transactional_id: bytes, topic: str, partition: int, batch: bytes) -> None:
+    body = transactional_id + struct.pack(">hii", -1, 10_000, 1) + _text(topic)
+    body += struct.pack(">iii", 1, partition, len(batch)) + batch
+    answer = _call(connection, _PRODUCE, 3, body)
+    # one topic, its name, one partition, its number
+    (error,) = struct.unpack_from(">h", answer, 4 + 2 + len(topic) + 4 + 4)
+    assert error == 0, f"Produce to {topic}-{partition}: error {error}"
 
 
 def _init_producer_id(connection: socket.socket, transactional_id: bytes) -> tuple[int, int]:
@@ -81,19 +92,20 @@ def _text(value: str) -> bytes:
 
 def _event(index: int, record: BreachRecord) -> bytes:
     headers = event_headers(correlation_id=record.correlation_id, outbox_seq=record.seq)
-    return _record(index, event_key(record.ticket_id), record.payload.encode(), headers)
+    return _record(index, event_key(record.ticket_id), record.payload.encode(), [(name.encode(), value) for name, value in headers])
 
 
-def _record(index: int, key: bytes, value: bytes, headers: Sequence[tuple[str, bytes]]) -> bytes:
+def _record(index: int, key: bytes, value: bytes, headers: Sequence[tuple[bytes, bytes]]) -> bytes:
     body = b"\0" + _varint(0) + _varint(index) + _varint(len(key)) + key + _varint(len(value)) + value + _varint(len(headers))
     for name, content in headers:
-        body += _varint(len(name)) + name.encode() + _varint(len(content)) + content
+        body += _varint(len(name)) + name + _varint(len(content)) + content
     return _varint(len(body)) + body
 
 
-def _batch(producer_id: int, epoch: int, records: Sequence[bytes]) -> bytes:
+def _batch(producer_id: int, epoch: int, records: Sequence[bytes], *, attributes: int) -> bytes:
     """Format 2, uncompressed: offset, length, leader epoch, magic, checksum, and what it covers."""
-    covered = struct.pack(">hiqqqhii", _IS_TRANSACTIONAL, len(records) - 1, 0, 0, producer_id, epoch, 0, len(records)) + b"".join(records)
+    sequence = 0 if producer_id >= 0 else -1
+    covered = struct.pack(">hiqqqhii", attributes, len(records) - 1, 0, 0, producer_id, epoch, sequence, len(records)) + b"".join(records)
     return struct.pack(">qiibI", 0, 4 + 1 + 4 + len(covered), -1, 2, _crc32c(covered)) + covered
 
 

@@ -1,10 +1,13 @@
 """Reading the event topic as a consumer does, and the position behind aborted transactions."""
 
 import threading
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 
 from sla_pipeline.errors import KafkaError, KafkaUnavailable
+from sla_pipeline.kafka import topics
 from sla_pipeline.kafka.clients import TransactionalProducer
 from sla_pipeline.kafka.deadline import Deadline
 from sla_pipeline.kafka.events import ReceivedEvent, read_events
@@ -12,6 +15,7 @@ from sla_pipeline.kafka.progress import PROGRESS_KEY, PROGRESS_PARTITION, Progre
 from sla_pipeline.kafka.settings import KafkaSettings
 from sla_pipeline_tests.integration.kafka.breach_records import BreachRecords, sequence_of
 from sla_pipeline_tests.integration.kafka.conftest import Publish
+from sla_pipeline_tests.integration.kafka.topic_administration import expire
 
 
 def leave_open(settings: KafkaSettings, count: int) -> TransactionalProducer:
@@ -38,6 +42,52 @@ def test_reads_what_was_there_at_the_start_and_ends(kafka_settings: KafkaSetting
     assert told[-1][0] == 1200
     assert 1200 < told[-1][1] <= 1200 + 3 * 3
     assert all(event.timestamp_ms > 0 for event in events)
+
+
+@pytest.fixture
+def once_the_ends_are_known(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], None]:
+    """Lets something happen between the look at the ends of the partitions and the first fetch, which then holds its result."""
+
+    def arrange(action: Callable[[], object]) -> None:
+        def end_offsets_and_action(*arguments: Any) -> dict[int, int]:
+            ends = topics.end_offsets(*arguments)
+            action()
+            return ends
+
+        monkeypatch.setattr("sla_pipeline.kafka.events.end_offsets", end_offsets_and_action)
+
+    return arrange
+
+
+@pytest.mark.parametrize(
+    ("at_the_end", "readable"), [("events", range(1, 11)), ("aborted records", range(1, 11)), ("nothing", ()), ("what has expired", ())]
+)
+def test_what_is_written_while_it_reads_is_not_read(
+    at_the_end: str,
+    readable: Sequence[int],
+    once_the_ends_are_known: Callable[[Callable[[], object]], None],
+    kafka_settings: KafkaSettings,
+    records: BreachRecords,
+    publish: Publish,
+) -> None:
+    """Ten events are there at its start, or none; twenty more are in the first fetch."""
+    if at_the_end != "nothing":
+        records.add(10)
+        publish(kafka_settings)
+    if at_the_end == "aborted records":
+        # aborted by the fence of the next publisher, which is after the look at the ends
+        leave_open(kafka_settings, 9).drop()
+
+    def go_on() -> None:
+        records.add(20)
+        publish(kafka_settings)
+        if at_the_end == "what has expired":
+            expire(kafka_settings, dict.fromkeys(range(3), -1))
+            records.add(20)
+            publish(kafka_settings)
+
+    once_the_ends_are_known(go_on)
+    assert sorted(map(sequence_of, read_events(kafka_settings))) == list(readable)
 
 
 def test_an_empty_topic_ends_at_once(kafka_settings: KafkaSettings) -> None:

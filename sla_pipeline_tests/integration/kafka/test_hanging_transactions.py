@@ -16,7 +16,7 @@ from sla_pipeline.kafka.topics import create_topics
 from sla_pipeline_tests.conftest import BrokerFactory
 from sla_pipeline_tests.integration.kafka.breach_records import BreachRecords
 from sla_pipeline_tests.integration.kafka.conftest import OutboxFactory, Publish
-from sla_pipeline_tests.integration.kafka.hanging_records import UNVERIFIED, leave_hanging
+from sla_pipeline_tests.integration.kafka.hanging_records import UNVERIFIED, leave_hanging, write_with_headers
 from sla_pipeline_tests.integration.kafka.slow_link import SlowLink
 
 pytestmark = pytest.mark.timeout(400)
@@ -58,6 +58,8 @@ def test_an_event_that_the_visible_position_covers_is_not_aborted(
 ) -> None:
     records.add(5)
     publish(settings)
+    # somebody else's record among the visible ones is looked at too
+    write_with_headers(settings, 1, [(b"\xff", b"1"), (b"outbox-seq", b"9" * 5_000)])
     records.add(1)
     leave_hanging(settings, {1: rows(outbox_factory, 4, 1)}, None)
     for _ in range(2):

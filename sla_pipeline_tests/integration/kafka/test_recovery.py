@@ -211,7 +211,7 @@ def test_postgres_takes_back_a_whole_run_of_sequences_only(
     sequences: list[int], told: str, kafka_settings: KafkaSettings, records: BreachRecords, outbox: RepairablePostgresOutbox
 ) -> None:
     records.add(20)
-    lost = {record.seq: published_record(record) for record in outbox.records_from(13, 6)}
+    lost = {record.seq: published_record(record, "") for record in outbox.records_from(13, 6)}
     records.rewind(12)
     records.add(2, run_id="after-restore")
     before, positions = records.expected(), records.positions()
@@ -228,7 +228,7 @@ def test_a_lost_record_whose_ticket_has_an_older_one_is_not_written_back(records
     first = outbox.records_from(1, 1)[0]
     before = records.expected()
     with pytest.raises(FailClosed, match="cannot be written back: UniqueViolation"):
-        outbox.rebase([published_record(first._replace(seq=3))], common_seq=2, last_seq=3)
+        outbox.rebase([published_record(first._replace(seq=3), "")], common_seq=2, last_seq=3)
     assert records.expected() == before
 
 

@@ -13,7 +13,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 
 from sla_pipeline.embedded import EmbeddedKafka
 from sla_pipeline.embedded.ports import listens
-from sla_pipeline.errors import ConfigurationError, KafkaError
+from sla_pipeline.errors import ConfigurationError, KafkaError, KafkaUnavailable
 from sla_pipeline.kafka.clients import ClientReports, open_admin
 from sla_pipeline.kafka.settings import KafkaSettings
 from sla_pipeline.kafka.topics import check_topics, create_topics
@@ -55,6 +55,9 @@ def test_a_wrong_password_is_told_apart_from_an_outage_and_never_shown(
     told = f"{raised.value!s}{raised.value!r}{caplog.text}{right!r}"
     assert "horse" not in told
     assert [record.name for record in caplog.records if "Invalid username" in record.getMessage()] == ["sla_pipeline.kafka"]
+    # a login that is not sent at all: the broker closes the connection without a word, which a broker that stops does too
+    with pytest.raises(KafkaUnavailable, match=r"closed the connection .*Disconnected.*set security.protocol in SLA_KAFKA_CLIENT_CONFIG"):
+        check_topics(KafkaSettings(broker.bootstrap_servers))
     # librdkafka's log goes to logging, not past it
     assert capfd.readouterr().err == ""
 

@@ -1,5 +1,6 @@
 """Creating both topics, and what every cycle checks of them."""
 
+import re
 import time
 
 import pytest
@@ -50,7 +51,11 @@ def test_creating_beside_a_running_publisher_does_not_disturb_it(
 def test_the_check_tells_the_event_topic_as_it_is(kafka_settings: KafkaSettings) -> None:
     set_topic_config(kafka_settings, kafka_settings.topic, "retention.ms", "86400000")
     assert check_topics(kafka_settings) == EventTopic(
-        partition_count=3, max_message_bytes=1048588, retention_ms=86_400_000, min_insync_replicas=1
+        partition_count=3,
+        max_message_bytes=1048588,
+        retention_ms=86_400_000,
+        min_insync_replicas=1,
+        time_limits="message.timestamp.before.max.ms=9223372036854775807, message.timestamp.after.max.ms=3600000",
     )
 
 
@@ -86,13 +91,10 @@ def test_topic_missing(which: str, kafka_settings: KafkaSettings, records: Breac
 def test_progress_topic_misconfigured(value: str, kafka_settings: KafkaSettings, records: BreachRecords, publish: Publish) -> None:
     records.add(1)
     set_topic_config(kafka_settings, kafka_settings.progress_topic, "cleanup.policy", value)
-    with pytest.raises(
-        KafkaError,
-        match=f"topic {kafka_settings.progress_topic} has cleanup.policy=.*must be compact.*--add-config cleanup.policy=compact",
-    ):
+    with pytest.raises(KafkaError, match=f"topic {kafka_settings.progress_topic} has cleanup.policy=.*must be compact") as raised:
         publish(kafka_settings)
     assert written_offsets(kafka_settings, kafka_settings.topic) == 0
-    set_topic_config(kafka_settings, kafka_settings.progress_topic, "cleanup.policy", "compact")
+    follow_remedy(kafka_settings, raised.value)
     assert publish(kafka_settings).published == 1
 
 
@@ -104,16 +106,59 @@ def test_progress_topic_with_several_partitions_is_refused(kafka_bootstrap: str,
         check_topics(settings)
 
 
+def follow_remedy(settings: KafkaSettings, error: KafkaError) -> None:
+    """Does what the message says to run."""
+    remedy = re.search(r"Run kafka-configs\.sh --alter --topic (\S+) --add-config ([^ =]+)=(\S+)", str(error))
+    assert remedy, error
+    set_topic_config(settings, *remedy.groups())
+
+
+@pytest.mark.parametrize("which", ["topic", "progress_topic"])
 @pytest.mark.parametrize(
     ("name", "value", "complaint"),
-    [("cleanup.policy", "compact", "drops events"), ("max.message.bytes", "100", "max.message.bytes=100; an event needs up to 2048")],
+    [
+        ("max.message.bytes", "100", "an event needs up to 2048"),
+        ("message.timestamp.before.max.ms", "0", "it must be at least 30000, or the broker refuses events by their time"),
+        ("message.timestamp.after.max.ms", "0", "it must be at least 1000, or the broker refuses events by their time"),
+    ],
 )
-def test_event_topic_that_would_lose_or_refuse_events(name: str, value: str, complaint: str, kafka_settings: KafkaSettings) -> None:
-    set_topic_config(kafka_settings, kafka_settings.topic, name, value)
-    with pytest.raises(KafkaError, match=f"topic {kafka_settings.topic} .*{complaint}"):
+def test_a_topic_that_refuses_events_is_found_before_the_first_event_and_mended_by_the_remedy(
+    name: str, value: str, complaint: str, which: str, kafka_settings: KafkaSettings, records: BreachRecords, publish: Publish
+) -> None:
+    """Nothing waits to be published: an idle cycle finds it."""
+    topic = getattr(kafka_settings, which)
+    set_topic_config(kafka_settings, topic, name, value)
+    with pytest.raises(KafkaError, match=f"topic {topic} has {name}={value}; {complaint}") as raised:
+        publish(kafka_settings)
+    follow_remedy(kafka_settings, raised.value)
+    records.add(3)
+    assert publish(kafka_settings).published == 3
+
+
+def test_an_event_topic_that_would_lose_events_is_mended_by_the_remedy(kafka_settings: KafkaSettings) -> None:
+    set_topic_config(kafka_settings, kafka_settings.topic, "cleanup.policy", "compact")
+    with pytest.raises(KafkaError, match=f"topic {kafka_settings.topic} has cleanup.policy=compact; .*drops events") as raised:
         check_topics(kafka_settings)
+    follow_remedy(kafka_settings, raised.value)
+    check_topics(kafka_settings)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("compression.type", "zstd"), ("message.timestamp.type", "LogAppendTime"), ("min.insync.replicas", "2")]
+)
+def test_settings_that_refuse_nothing(
+    name: str, value: str, kafka_settings: KafkaSettings, records: BreachRecords, publish: Publish
+) -> None:
+    """The broker compresses again, puts its own time, and needs no more replicas than there are."""
+    for topic in (kafka_settings.topic, kafka_settings.progress_topic):
+        set_topic_config(kafka_settings, topic, name, value)
+    records.add(20)
+    assert publish(kafka_settings).published == 20
+    records.assert_each_published_once_in_order(kafka_settings)
 
 
 def test_more_replicas_than_brokers_are_told(kafka_bootstrap: str, kafka_settings: KafkaSettings) -> None:
-    with pytest.raises(KafkaError, match="INVALID_REPLICATION_FACTOR"):
-        create_topics(KafkaSettings(kafka_bootstrap, f"{kafka_settings.topic}.replicated"), replication_factor=3)
+    settings = KafkaSettings(kafka_bootstrap, f"{kafka_settings.topic}.replicated")
+    with pytest.raises(KafkaError, match=r"INVALID_REPLICATION_FACTOR.*`sla-pipeline migrate --replication-factor` with at most"):
+        create_topics(settings, replication_factor=3)
+    create_topics(settings, replication_factor=1)

@@ -3,6 +3,10 @@
 What belongs here: such acts on the test's own topics. What does not: how the product creates them (``kafka/topics.py``).
 """
 
+import subprocess
+import tempfile
+from pathlib import Path
+
 from confluent_kafka import KafkaException, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AdminClient,
@@ -13,6 +17,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     ResourceType,
 )
 
+from sla_pipeline.embedded.java import java_command, java_environment
 from sla_pipeline.kafka.clients import ClientReports, open_admin
 from sla_pipeline.kafka.deadline import Deadline
 from sla_pipeline.kafka.settings import KafkaSettings
@@ -37,6 +42,22 @@ def set_topic_config(settings: KafkaSettings, topic: str, name: str, value: str)
         return bool(described.result()[name].value == value)
 
     wait_until(told, what=f"{name} of topic {topic} to change")
+
+
+def set_producer_quota(settings: KafkaSettings, client_id: str, bytes_per_second: int) -> None:
+    """Sets a client id's quota with Kafka's own tool: the client library has no call for it."""
+    with tempfile.TemporaryDirectory() as folder:
+        change = [
+            "--alter",
+            "--entity-type",
+            "clients",
+            "--entity-name",
+            client_id,
+            "--add-config",
+            f"producer_byte_rate={bytes_per_second}",
+        ]
+        command = [*java_command(Path(folder)), "kafka.admin.ConfigCommand", "--bootstrap-server", settings.bootstrap_servers, *change]
+        subprocess.run(command, check=True, capture_output=True, env=java_environment())
 
 
 def delete_topic(settings: KafkaSettings, topic: str) -> None:

@@ -26,3 +26,14 @@ def test_an_error_is_told_by_what_there_is_to_do(code: int, kind: type[SlaPipeli
     assert type(error) is kind
     assert words in str(error)
     assert "hush-hush" not in str(error)
+
+
+@pytest.mark.parametrize(
+    ("reason", "kind"),
+    [
+        ("fetch failed due to requested offset not available on the broker: Broker: Offset out of range (broker 1)", KafkaError),
+        ("Unable to validate offset and epoch: Local: Broker transport failure (broker 1)", KafkaUnavailable),
+    ],
+)
+def test_a_lost_offset_is_expiry_or_an_outage_by_its_reason(reason: str, kind: type[SlaPipelineError]) -> None:
+    assert type(our_error(ClientError(ClientError._AUTO_OFFSET_RESET, reason), SETTINGS, "breaches")) is kind

@@ -31,7 +31,22 @@ def scene(**changes: object) -> Scene:
         (ClientError.INVALID_TRANSACTION_TIMEOUT, KafkaError, "transaction.max.timeout.ms"),
         (ClientError._QUEUE_FULL, KafkaError, "queue.buffering.max.messages"),
         (ClientError.OFFSET_OUT_OF_RANGE, KafkaError, "retention is shorter"),
-        (ClientError.INVALID_REPLICATION_FACTOR, KafkaError, "refuses the request"),
+        (ClientError._LOG_TRUNCATION, KafkaError, "retention is shorter"),
+        (ClientError.INVALID_REPLICATION_FACTOR, KafkaError, "`sla-pipeline migrate --replication-factor` with at most their number"),
+        (ClientError.POLICY_VIOLATION, KafkaError, "refuses the request"),
+        (ClientError._UNSUPPORTED_FEATURE, KafkaError, "refuses the request"),
+        (
+            ClientError.INVALID_TIMESTAMP,
+            KafkaError,
+            "refuses the time of an event of topic events",
+        ),
+        (ClientError.INVALID_RECORD, KafkaError, "refuses the events of topic events"),
+        (ClientError.INVALID_REQUIRED_ACKS, KafkaError, "does so until the cause is mended"),
+        (ClientError.UNSUPPORTED_COMPRESSION_TYPE, KafkaError, "does so until the cause is mended. The broker's log"),
+        (ClientError.UNSUPPORTED_FOR_MESSAGE_FORMAT, KafkaError, "does so until the cause is mended"),
+        (ClientError.NOT_ENOUGH_REPLICAS, KafkaUnavailable, "has too few replicas of topic events in sync"),
+        (ClientError.NOT_ENOUGH_REPLICAS_AFTER_APPEND, KafkaUnavailable, "passes by itself once the brokers of the others are back"),
+        (ClientError.KAFKA_STORAGE_ERROR, KafkaUnavailable, "else the disk must be mended"),
         # of a topic that was checked a moment ago: the client has not heard of its partitions yet
         (ClientError._UNKNOWN_PARTITION, KafkaUnavailable, "did not answer"),
         (ClientError._FENCED, PublisherFenced, "another publisher has taken over events.relay"),
@@ -51,6 +66,49 @@ def test_each_code_has_its_kind_and_its_words(code: int, kind: type[SlaPipelineE
     assert words in str(ours)
     assert "while committing a transaction" in str(ours)
     assert "the reason" in str(ours)
+
+
+@pytest.mark.parametrize(
+    ("reason", "kind"),
+    [
+        ("fetch failed due to requested offset not available on the broker: Broker: Offset out of range (broker 1)", KafkaError),
+        ("Partition log truncation detected at offset 7: Local: Partition log truncation detected (broker 1)", KafkaError),
+        ("failed to query logical offset: Broker: Topic authorization failed (broker 1)", KafkaError),
+        ("Unable to validate offset and epoch: Local: Broker transport failure (broker 1)", KafkaUnavailable),
+        ("failed to query logical offset: Local: Timed out (broker 1)", KafkaUnavailable),
+        ("Unable to validate offset and epoch: Broker: Not leader for partition (broker 1)", KafkaUnavailable),
+    ],
+)
+def test_a_lost_offset_is_judged_by_its_reason(reason: str, kind: type[SlaPipelineError]) -> None:
+    ours = translate(KafkaException(ClientError(ClientError._AUTO_OFFSET_RESET, reason)), scene())
+    assert type(ours) is kind
+    assert ("lost the records" in str(ours)) == ("out of range" in reason or "truncation" in reason)
+
+
+def test_a_quota_explains_a_time_out() -> None:
+    ours = translate(KafkaException(ClientError(ClientError._MSG_TIMED_OUT)), scene(transaction_open=True, throttled_seconds=37.9))
+    assert type(ours) is KafkaUnavailable
+    assert "holds this client back by a quota, up to 38 s a request, while committing a transaction" in str(ours)
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [
+        "Disconnected: connection closed by peer: receive 0 after POLLIN (after 1ms in state UP)",
+        "Disconnected while requesting ApiVersion: might be caused by incorrect security.protocol configuration",
+    ],
+)
+def test_a_closed_connection_has_two_causes(reason: str) -> None:
+    told = ClientError(ClientError._TRANSPORT, reason)
+    ours = translate(KafkaException(ClientError(ClientError._TRANSPORT, "no metadata")), scene(reported=told))
+    assert type(ours) is KafkaUnavailable
+    assert "passes by itself if the broker is just starting or stopping. If not, the listener asks for TLS or for a login" in str(ours)
+
+
+def test_a_compression_that_we_were_told_to_use_is_named() -> None:
+    told = Scene(KafkaSettings("kafka:9092", "events", {"compression.codec": "zstd"}), "delivering events")
+    ours = translate(KafkaException(ClientError(ClientError.UNSUPPORTED_COMPRESSION_TYPE)), told)
+    assert "SLA_KAFKA_CLIENT_CONFIG sets compression.codec: leave it out if the broker does not take that compression" in str(ours)
 
 
 def test_a_fatal_error_that_surfaces_as_a_system_error_is_known_by_its_cause() -> None:

@@ -207,5 +207,6 @@ def test_a_diagnosis_with_other_missing_events_is_another_repair() -> None:
 
 
 def test_an_event_of_another_contract_is_not_written_back() -> None:
-    with pytest.raises(FailClosed, match=r"sequence 4 .* is not of this contract"):
-        published_record(BreachRecord(4, "ticket", "run", "{}"))
+    for payload in ("{}", "[" * 100_000, "null", '{"Number":1,"BreachKind":2,"DueAt":3,"BreachedAt":4}'):
+        with pytest.raises(FailClosed, match=r"sequence 4 at partition 1, offset 7 .* is not of this contract.*a person must decide"):
+            published_record(BreachRecord(4, "ticket", "run", payload), "partition 1, offset 7")
