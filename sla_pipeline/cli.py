@@ -43,6 +43,7 @@ _EPILOG = (
     "SLA_KAFKA_CLIENT_CONFIG."
 )
 _EXIT_FAILED, _EXIT_USAGE, _EXIT_BROKEN, _EXIT_TRY_AGAIN, _EXIT_INTERRUPTED = 1, 2, 3, 75, 130
+_UNFOLDED_WIDTH = 240
 _LINE_BREAKS_AS_SPACES = bytes.maketrans(b"\r\n", b"  ")
 _RETRYABLE = (errors.DatabaseUnavailable, errors.KafkaUnavailable, errors.PublisherBusy, errors.PublisherFenced, errors.CycleLocked)
 
@@ -55,7 +56,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 # what is printed comes from elsewhere in part (a ticket's number, a server's text): none of it is markup or an emoji's name
-out = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
+# a pipe or a file has no width: an id that is folded into two lines cannot be searched for
+out = Console(highlight=False, soft_wrap=True, markup=False, emoji=False, width=None if sys.stdout.isatty() else _UNFOLDED_WIDTH)
 err = Console(stderr=True, highlight=False, soft_wrap=True, markup=False, emoji=False)
 
 BatchSize = Annotated[int, typer.Option(help=f"Tickets marked in one transaction, {BATCH_SIZE.low} to {BATCH_SIZE.high}.")]

@@ -43,8 +43,6 @@ def command(worker_url: str, kafka_settings: KafkaSettings, monkeypatch: pytest.
     monkeypatch.setenv("SLA_POSTGRES_URL", worker_url)
     monkeypatch.setenv("SLA_KAFKA_BOOTSTRAP_SERVERS", kafka_settings.bootstrap_servers)
     monkeypatch.setenv("SLA_KAFKA_TOPIC", kafka_settings.topic)
-    # wide enough for the tables' lines
-    monkeypatch.setenv("COLUMNS", "300")
     # the log would keep this test's standard error
     monkeypatch.setattr(cli, "configure_logging", lambda: None)
 
