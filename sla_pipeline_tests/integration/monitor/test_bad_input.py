@@ -12,7 +12,8 @@ from sla_pipeline.kafka.relay import Relay
 from sla_pipeline.kafka.settings import KafkaSettings
 from sla_pipeline.monitor.runner import run_cycle
 from sla_pipeline.monitor.steps import Database
-from sla_pipeline.postgres.session import PostgresSettings, single_runner_from_environment
+from sla_pipeline.postgres.session import PostgresSettings
+from sla_pipeline.postgres.settings import single_runner_from_environment
 from sla_pipeline_tests.integration.conftest import Cycle
 from sla_pipeline_tests.tickets import FIRST_RESPONSE_OVERDUE, make_ticket, row_versions
 
