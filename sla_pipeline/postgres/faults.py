@@ -157,7 +157,8 @@ def _login_text(error: psycopg.Error, login: Login) -> str:
     # of several servers, each has a line in the driver's list
     text = _one_line([line for line in lines if line.startswith("- host: ")]) or lines[0]
     password = login.parameters().get("password")
-    return text.replace(password, "***") if password else text
+    # a password that is also a part of a name would be told by its stars
+    return text.replace(password, "***") if password and password not in login.place else text
 
 
 def _one_line(lines: list[str]) -> str:
@@ -165,19 +166,19 @@ def _one_line(lines: list[str]) -> str:
     return "; ".join(line.partition("hostaddr: ")[2].partition(": ")[2] for line in lines)
 
 
+_REMEDIES_OF_LOGINS = {
+    # no such role, a role that may not log in, or no entry for it and this way of connecting
+    "28000": "check user and database in {variable}, `alter role USER login`, and the server's pg_hba.conf",
+    "28P01": "check user and password in {variable}",
+    "3D000": "check the database in {variable}",
+    "42501": "`grant connect on database DATABASE to USER`",
+    "55000": "`alter database DATABASE with allow_connections true`",
+    # a pooler's code for all of its refusals
+    "08P01": "check user, password, database and options in {variable}, and the pooler's configuration",
+    "": "the server answered, and the driver goes no further: check password, port and parameters such as sslmode in {variable}",
+}
+
+
 def _login_remedy(sqlstate: str, variable: str) -> str:
-    match sqlstate:
-        case "28000":
-            return f"check user and database in {variable}, `alter role USER login`, and the server's pg_hba.conf"
-        case "28P01" | "3D000":
-            return f"check user, password and database in {variable}"
-        case "08P01":
-            return f"check user, password, database and options in {variable}, and the configuration of the pooler"
-        case "42501":
-            return "`grant connect on database DATABASE to USER`"
-        case "55000":
-            return "`alter database DATABASE with allow_connections true`"
-        case "":
-            return f"the server answered, and the driver does not go on with it: check password, port, sslmode in {variable}"
-        case _:
-            return f"({sqlstate}) check the parameters in {variable} and the server's log"
+    remedy = _REMEDIES_OF_LOGINS.get(sqlstate, f"({sqlstate}) check the parameters in {{variable}} and the server's log")
+    return remedy.format(variable=variable)

@@ -46,8 +46,8 @@ def check_pooler(first: psycopg.Connection, other: psycopg.Connection, processes
             seen.add(_process(session))
     if len(mine) > 1 or len(others) > 1 or mine == others:
         raise DatabaseError(
-            f"{where} is behind a pooler in transaction or statement mode: a session does not keep its server process, and with it settings "
-            f"and locks; set `pool_mode = session` in the pooler for this database, or let {variable} name the server itself"
+            f"{where} is behind a pooler in transaction or statement mode: a session does not keep its server process, settings and "
+            f"locks; set `pool_mode = session` in the pooler for this database, or let {variable} name the server itself"
         )
     if first.execute(_LEFT_BEHIND).fetchone() != (0, 0):
         raise _not_reset(where, variable)

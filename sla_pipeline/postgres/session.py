@@ -230,8 +230,8 @@ class _AnswerTimer:
             self._sockets = []
         if expired and isinstance(error, psycopg.OperationalError):
             raise DatabaseUnavailable(
-                f"{self._where} takes the login and does not answer the first statement within {_FIRST_STATEMENTS_SECONDS} s: a pooler that "
-                "is paused, or has no server process free (`show pools`; `resume`, or raise `default_pool_size`)"
+                f"{self._where} takes the login and does not answer the first statement within {_FIRST_STATEMENTS_SECONDS} s: a pooler "
+                "that is paused, or has no server process free (`show pools`; `resume`, or raise `default_pool_size`)"
             ) from None
 
     def _cut_off(self) -> None:

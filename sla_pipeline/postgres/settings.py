@@ -79,13 +79,16 @@ class PostgresUrl:
     def place(self) -> str:
         """Server, database and user, for messages: never the password."""
         given = self.parameters()
-        # what the URL leaves open comes from the named service, or from libpq's own variables
-        known = given if "service" in given else {option.keyword.decode(): _text(option.val) for option in Conninfo.get_defaults()} | given
+        known = given
+        if "service" not in given:
+            # what the URL leaves open comes from libpq's own variables
+            known = {option.keyword.decode(): _text(option.val) for option in Conninfo.get_defaults()} | given
         hosts = (known.get("host") or known.get("hostaddr") or "localhost").split(",")
         ports = _spread((known.get("port") or "5432").split(","), len(hosts))
         servers = ", ".join(f"{named(host or 'localhost')}:{named(port or '5432')}" for host, port in zip(hosts, ports, strict=True))
         service = f" of service {quoted(given['service'])}" if "service" in given else ""
-        return f"database {quoted(known.get('dbname') or '(default)')} at {servers} as user {quoted(known.get('user') or '(default)')}{service}"
+        database, user = (quoted(known.get(name) or "(default)") for name in ("dbname", "user"))
+        return f"database {database} at {servers} as user {user}{service}"
 
 
 def _text(value: bytes | None) -> str:

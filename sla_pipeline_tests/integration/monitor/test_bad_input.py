@@ -125,7 +125,7 @@ def test_wrong_password(worker_url: str, worker_login: tuple[str, str], relay: R
     said = _refusal(worker_url.replace(worker_login[1], _SECRET), relay)
     assert said.startswith("cannot log in to database ")
     assert f"as user '{worker_login[0]}'" in said
-    assert said.endswith("check user, password and database in SLA_POSTGRES_URL")
+    assert said.endswith("check user and password in SLA_POSTGRES_URL")
     assert _SECRET not in said
     assert worker_login[1] not in said
 
@@ -133,7 +133,7 @@ def test_wrong_password(worker_url: str, worker_login: tuple[str, str], relay: R
 def test_wrong_database(worker_url: str, relay: Relay) -> None:
     said = _refusal(urlsplit(worker_url)._replace(path="/supprt").geturl(), relay)
     assert said.startswith("cannot log in to database 'supprt' at ")
-    assert 'database "supprt" does not exist; check user, password and database in SLA_POSTGRES_URL' in said
+    assert 'database "supprt" does not exist; check the database in SLA_POSTGRES_URL' in said
 
 
 def test_database_not_migrated(postgres_server_url: str, relay: Relay) -> None:

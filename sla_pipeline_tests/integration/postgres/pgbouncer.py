@@ -22,9 +22,8 @@ PGBOUNCER = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/s
 class Pooler:
     """A running pooler; ``admin`` runs a command on its console."""
 
-    def __init__(self, port: int, service: Service, admin_url: str) -> None:
+    def __init__(self, port: int, admin_url: str) -> None:
         self.port = port
-        self.service = service
         self._admin_url = admin_url
 
     def url(self, direct_url: str) -> str:
@@ -63,9 +62,8 @@ def pgbouncer(superuser_url: str, *other_urls: str, settings: Mapping[str, objec
         (home / "pgbouncer.ini").write_text("\n".join(lines) + "\n")
         _give_to(home, user.uid if user else os.geteuid())
         service = Service("PgBouncer", [PGBOUNCER, home / "pgbouncer.ini"], folder / "pgbouncer.log", user=user, cwd=home)
-        pooler = Pooler(
-            port, service, server._replace(netloc=f"{server.netloc.rpartition('@')[0]}@127.0.0.1:{port}", path="/pgbouncer").geturl()
-        )
+        through = server._replace(netloc=f"{server.netloc.rpartition('@')[0]}@127.0.0.1:{port}")
+        pooler = Pooler(port, through._replace(path="/pgbouncer").geturl())
         with service:
             service.wait_until(lambda: _takes_logins(pooler))
             yield pooler
