@@ -56,7 +56,7 @@ _TCP_USER_TIMEOUT_MS = 15_000
 _MEANING = {
     "timezone": "UTC",
     # psycopg parses ISO dates only
-    "datestyle": "ISO",
+    "datestyle": "ISO, MDY",
     # a batch must see what an operator has committed since it began (SPEC 5.5)
     "default_transaction_isolation": "read committed",
     # an event must not be on the topic when a crash takes back the mark

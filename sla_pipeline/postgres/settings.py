@@ -70,10 +70,9 @@ class PostgresUrl:
         given = self.parameters()
         hosts, addresses, ports = ((given.get(name) or "").split(",") for name in ("host", "hostaddr", "port"))
         count = max(len(hosts), len(addresses))
-        if count == 1:
-            return [make_conninfo(**given)]
+        others = {name: value for name, value in given.items() if name not in _SERVER}
         columns = (("host", _spread(hosts, count)), ("hostaddr", _spread(addresses, count)), ("port", _spread(ports, count)))
-        return [make_conninfo(**given | {name: values[server] for name, values in columns if values[server]}) for server in range(count)]
+        return [make_conninfo(**others | {name: values[server] for name, values in columns if values[server]}) for server in range(count)]
 
     @property
     def place(self) -> str:
