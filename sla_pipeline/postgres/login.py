@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import psycopg
-from psycopg.pq import ConnStatus, PGconn, PollingStatus, Trace
+from psycopg.pq import ConnStatus, PGconn, PollingStatus, Trace, abc
 
 __all__ = ["LoginRefusal", "refusal_of"]
 
@@ -31,13 +31,12 @@ _PASSING_CLASSES = ("08", "40", "53", "55P03", "57", "58")
 _DATABASE_DROPPED, _PROTOCOL_VIOLATION = "57P04", "08P01"
 # PgBouncer up to 1.18 gives all of its refusals one code. Its words, which are translated nowhere, show those that pass.
 _PASSING_WORDS_OF_A_POOLER = (
-    "cannot connect to server",
-    "server login",
-    "server_login_retry",
+    "pgbouncer cannot connect to server",
+    "server login has been failing",
+    "server conn crashed",
+    "client_login_timeout",
     "query_wait_timeout",
     "no more connections allowed",
-    "shutting down",
-    "closed",
 )
 
 
@@ -54,7 +53,8 @@ def refusal_of(error: psycopg.Error, attempts: Sequence[str]) -> LoginRefusal | 
     ``attempts`` are the connection strings, one for each server. A refusal with a code holds whatever the other servers do: they share
     logins. Without one (no TLS there, a standby) another server may be the right one, so all of them must have been reached.
     """
-    if isinstance(error, psycopg.errors.ConnectionTimeout):
+    # nobody has answered, or there is no such host: a second look would wait as long
+    if len(attempts) == 1 and error.pgconn is None:
         return None
     deadline = time.monotonic() + _DIAGNOSIS_SECONDS
     refusals = [_refusal_by(conninfo, deadline, str(error)) for conninfo in attempts]
@@ -81,14 +81,15 @@ def _refusal_by(conninfo: str, deadline: float, text: str) -> LoginRefusal | Non
     return LoginRefusal(None) if driver_gave_up else None
 
 
-def _fails_by_the_drivers_choice(connection: PGconn, deadline: float) -> bool:
+def _fails_by_the_drivers_choice(connection: abc.PGconn, deadline: float) -> bool:
     """Log in. True when the driver ends the attempt at something that a server has sent: no TLS, a question for a password."""
     status, answered, hung_up = PollingStatus.WRITING, False, False
     while connection.status != ConnStatus.BAD and status not in (PollingStatus.OK, PollingStatus.FAILED):
         reading = status == PollingStatus.READING
-        left = deadline - time.monotonic()
-        waited = [connection.socket]
-        if left <= 0 or not any(select.select(waited if reading else [], [] if reading else waited, [], left)):
+        # not select(), which takes no descriptor above 1023
+        waiting = select.poll()
+        waiting.register(connection.socket, select.POLLIN if reading else select.POLLOUT)
+        if not waiting.poll(max(0.0, deadline - time.monotonic()) * 1000):
             return False
         if reading:
             try:
@@ -97,7 +98,7 @@ def _fails_by_the_drivers_choice(connection: PGconn, deadline: float) -> bool:
             except OSError:
                 hung_up = True
             answered = answered or not hung_up
-        status = connection.connect_poll()
+        status = PollingStatus(connection.connect_poll())
     return answered and not hung_up
 
 
@@ -108,7 +109,7 @@ class _TraceText:
 
 
 @contextlib.contextmanager
-def _traced(connection: PGconn) -> Iterator[_TraceText]:
+def _traced(connection: abc.PGconn) -> Iterator[_TraceText]:
     """Trace the protocol's messages for the length of the block; afterwards they are in the text."""
     # libpq traces on Linux only; elsewhere an answer in the form of a server's counts as a refusal
     if not sys.platform.startswith("linux") or connection.status == ConnStatus.BAD:
@@ -132,5 +133,5 @@ def _traced(connection: PGconn) -> Iterator[_TraceText]:
 def _may_pass(sqlstate: str, words: str) -> bool:
     """Whether the server may take the login later, with nothing changed."""
     if sqlstate == _PROTOCOL_VIOLATION:
-        return any(passing in words for passing in _PASSING_WORDS_OF_A_POOLER)
+        return words.startswith(_PASSING_WORDS_OF_A_POOLER)
     return sqlstate.startswith(_PASSING_CLASSES) and sqlstate != _DATABASE_DROPPED

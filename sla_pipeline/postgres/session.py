@@ -218,8 +218,11 @@ class _AnswerTimer:
 
     def watch(self, connection: psycopg.Connection) -> None:
         """Cut this session off too."""
-        # a descriptor of its own: the driver may close its own one at any moment
-        self._sockets.append(socket.socket(fileno=os.dup(connection.pgconn.socket)))
+        with self._lock:
+            # a descriptor of its own: the driver may close its own one at any moment
+            self._sockets.append(socket.socket(fileno=os.dup(connection.pgconn.socket)))
+        if self._expired:
+            self._cut_off()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         self._timer.cancel()

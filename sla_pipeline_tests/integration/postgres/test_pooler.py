@@ -2,7 +2,7 @@
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
@@ -131,7 +131,7 @@ def test_the_relays_lock_is_free_when_its_session_through_a_pooler_is_closed(wor
 def test_a_pooler_that_does_not_keep_sessions_is_refused_by_name(
     settings: dict[str, object],
     words: str,
-    remedy: Mapping[str, object],
+    remedy: dict[str, object],
     worker_url: str,
     start_pooler: StartPooler,
     monkeypatch: pytest.MonkeyPatch,
@@ -146,6 +146,13 @@ def test_a_pooler_that_does_not_keep_sessions_is_refused_by_name(
     remedied = start_pooler(**settings | {"server_reset_query_always": 0} | remedy).url(worker_url)
     PostgresSettings(remedied).connect(purpose="test").close()
     PostgresSettings(worker_url).connect(purpose="test").close()
+
+
+def test_statements_that_another_client_has_left_are_not_taken_over(worker_url: str, start_pooler: StartPooler) -> None:
+    url = start_pooler(server_reset_query="select pg_advisory_unlock_all()").url(worker_url)
+    with contextlib.closing(PostgresSettings(url).connect(purpose="test")) as connection:
+        connection.execute("select 1", prepare=True)
+    assert _NOT_RESET in _refusal(url)
 
 
 @pytest.mark.parametrize("pool_size", [2, 20])

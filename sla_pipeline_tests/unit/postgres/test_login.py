@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from sla_pipeline.errors import DatabaseError, DatabaseUnavailable
+from sla_pipeline.errors import DatabaseError, DatabaseUnavailable, SlaPipelineError
 from sla_pipeline.postgres.session import PostgresSettings
 
 Talk = Callable[[socket.socket], None]
@@ -62,7 +62,7 @@ def _refuses(answer: bytes) -> Talk:
     return talk
 
 
-def _fault(port: int, query: str = "") -> DatabaseError | DatabaseUnavailable:
+def _fault(port: int, query: str = "") -> SlaPipelineError:
     with pytest.raises((DatabaseError, DatabaseUnavailable)) as raised:
         PostgresSettings(f"postgresql://worker:s3cr3t@127.0.0.1:{port}/support{query}").connect(purpose="test")
     assert "s3cr3t" not in str(raised.value)
