@@ -136,7 +136,7 @@ def _right_missing(error: psycopg.Error, text: str, login: Login) -> DatabaseErr
             "sla_worker, or let the function run with its owner's: `alter function NAME security definer`"
         )
     if login.has_worker_role():
-        return RightMissing(f"{text} in {where}; the login has the rights of role sla_worker, and that role lacks this one: grant it to it")
+        return RightMissing(f"{text} in {where}; the login has the rights of sla_worker, which lacks this one: grant it to sla_worker")
     return DatabaseError(f"{text} in {where}; grant the login the rights of role sla_worker (`grant sla_worker to LOGIN`)")
 
 
@@ -155,7 +155,10 @@ def _unavailable(text: str, login: Login) -> DatabaseUnavailable:
 def _login_text(error: psycopg.Error, login: Login) -> str:
     lines = str(error).strip().splitlines() or [""]
     # of several servers, each has a line in the driver's list
-    text = _one_line([line for line in lines if line.startswith("- host: ")]) or lines[0]
+    text = _one_line([line for line in lines if line.startswith("- host: ")]) or "; ".join(
+        # a second try, with TLS or without, has a line of its own; others are hints
+        [lines[0], *(line for line in lines[1:] if line.startswith("connection "))]
+    )
     password = login.parameters().get("password")
     # a password that is also a part of a name would be told by its stars
     return text.replace(password, "***") if password and password not in login.place else text

@@ -29,6 +29,7 @@ _ANSWER_IN_TEXT = re.compile(r"failed: [^\s:]+:  ")
 # resources, shutdown and start-up, a lost connection, a time-out, the operating system
 _PASSING_CLASSES = ("08", "40", "53", "55P03", "57", "58")
 _DATABASE_DROPPED, _PROTOCOL_VIOLATION = "57P04", "08P01"
+_NO_ENTRY = b"28000"
 # PgBouncer up to 1.18 gives all of its refusals one code. Its words, which are translated nowhere, show those that pass.
 _PASSING_WORDS_OF_A_POOLER = (
     "pgbouncer cannot connect to server",
@@ -76,7 +77,9 @@ def _refusal_by(conninfo: str, deadline: float, text: str) -> LoginRefusal | Non
     if not trace.supported and _ANSWER_IN_TEXT.search(text):
         return LoginRefusal(None)
     if codes := _REFUSAL.findall(trace.text):
-        sqlstate, words = (found.decode(errors="replace") for found in codes[-1])
+        # with TLS and without, one after the other: pg_hba.conf refuses the one, the other shows the cause
+        code = next((found for found in codes if found[0] != _NO_ENTRY), codes[0])
+        sqlstate, words = (found.decode(errors="replace") for found in code)
         return None if _may_pass(sqlstate, words) else LoginRefusal(sqlstate)
     return LoginRefusal(None) if driver_gave_up else None
 

@@ -64,24 +64,6 @@ def test_a_trigger_that_refuses_by_itself_gets_no_remedy_that_is_none(support: S
     assert breached_ids(support) == {ticket}
 
 
-@pytest.mark.parametrize(
-    ("taken", "given"),
-    [
-        ("revoke update (sla_breached) on support.tickets from sla_worker", "grant update (sla_breached) on support.tickets to sla_worker"),
-        ("revoke usage on schema support from sla_worker", "grant usage on schema support to sla_worker"),
-    ],
-)
-def test_a_right_taken_from_the_role(taken: str, given: str, support: Support, cycle: Cycle) -> None:
-    ticket = make_ticket(support, **FIRST_RESPONSE_OVERDUE)
-    support.execute(taken.encode())
-    said = _failure(cycle)
-    assert "the login has the rights of role sla_worker, and that role lacks this one: grant it to it" in said
-    assert _MEMBERSHIP not in said
-    support.execute(given.encode())
-    assert cycle().errors == []
-    assert breached_ids(support) == {ticket}
-
-
 def test_a_login_without_the_role(worker_login: tuple[str, str], support: Support, cycle: Cycle) -> None:
     ticket, role = make_ticket(support, **FIRST_RESPONSE_OVERDUE), sql.Identifier(worker_login[0])
     support.execute(sql.SQL("revoke sla_worker from {}").format(role))
