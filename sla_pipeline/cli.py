@@ -25,7 +25,8 @@ from rich.table import Table
 from sla_pipeline import errors
 from sla_pipeline.cycle import BATCH_SIZE, MAX_BATCHES_PER_CYCLE, CycleInput, SystemClock
 from sla_pipeline.kafka.settings import KafkaSettings
-from sla_pipeline.postgres.session import PostgresSettings, single_runner_from_environment, translated_errors
+from sla_pipeline.postgres.session import PostgresSettings, translated_errors
+from sla_pipeline.postgres.settings import OWNER_URL, single_runner_from_environment
 from sla_pipeline.quoting import named, quoted
 from sla_pipeline.telemetry.logs import configure_logging
 
@@ -86,9 +87,9 @@ def migrate(
     Runs as the owner of schema support (SLA_POSTGRES_OWNER_URL). Adds our tables, two indexes on support.tickets (built without blocking
     anyone) and the roles sla_worker and sla_analyst; changes nothing of the tickets themselves.
     """
-    from sla_pipeline.postgres.migrate import owner_url_from_environment, upgrade  # noqa: PLC0415  Alembic is slow to import
+    from sla_pipeline.postgres.migrate import upgrade  # noqa: PLC0415  Alembic is slow to import
 
-    owner_url = owner_url_from_environment()
+    owner_url = PostgresSettings.from_environment(OWNER_URL).url
     kafka = KafkaSettings.from_environment() if topics else None
     upgrade(owner_url, with_tickets=with_tickets)
     out.print("database: migrated")
@@ -308,11 +309,10 @@ def recover(
 def _recovered(*, ask: bool) -> "Diagnosis":
     """One diagnosis and its repair. Raises ``typer.Exit`` where nothing can be decided, ``typer.Abort`` without confirmation."""
     from sla_pipeline.kafka import recovery  # noqa: PLC0415
-    from sla_pipeline.postgres.migrate import owner_url_from_environment  # noqa: PLC0415
     from sla_pipeline.postgres.rebase import RepairablePostgresOutbox  # noqa: PLC0415
 
     kafka = KafkaSettings.from_environment()
-    with RepairablePostgresOutbox(PostgresSettings(owner_url_from_environment())) as outbox, _progress("reading the topic") as advance:
+    with RepairablePostgresOutbox(PostgresSettings.from_environment(OWNER_URL)) as outbox, _progress("reading the topic") as advance:
         found = recovery.diagnose(kafka, outbox, on_progress=advance)
     for line in found.lines():
         out.print(line)
@@ -323,7 +323,7 @@ def _recovered(*, ask: bool) -> "Diagnosis":
     if ask:
         typer.confirm(found.question, abort=True)
     # a session of its own: the one of the diagnosis may have been ended while a person was reading
-    with RepairablePostgresOutbox(PostgresSettings(owner_url_from_environment())) as outbox, _progress("repairing") as advance:
+    with RepairablePostgresOutbox(PostgresSettings.from_environment(OWNER_URL)) as outbox, _progress("repairing") as advance:
         run_id = f"recover-{SystemClock().now_utc():%Y%m%dT%H%M%SZ}"
         recovery.repair(kafka, outbox, run_id=run_id, confirmed=found, on_progress=advance)
     return found

@@ -11,7 +11,7 @@ from sla_pipeline.event import EVENT_TOPIC
 from sla_pipeline.kafka.settings import BOOTSTRAP_SERVERS_VARIABLE, CLIENT_CONFIG_VARIABLE, TOPIC_VARIABLE
 from sla_pipeline.monitor.job import backlog_size, sla_breaches, ticket_sla_monitor, ticket_sla_monitor_every_minute, tickets_set_aside
 from sla_pipeline.monitor.resources import KafkaResource, PostgresResource, cycle_values
-from sla_pipeline.postgres.session import POSTGRES_URL, single_runner_from_environment
+from sla_pipeline.postgres.settings import POSTGRES_URL, single_runner_from_environment
 from sla_pipeline.telemetry.logs import configure_logging
 
 __all__ = ["defs"]

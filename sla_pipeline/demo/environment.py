@@ -17,8 +17,7 @@ from psycopg import pq
 
 from sla_pipeline.embedded.jars import CACHE_VARIABLE, REPOSITORY_VARIABLE
 from sla_pipeline.kafka.settings import BOOTSTRAP_SERVERS_VARIABLE, CLIENT_CONFIG_VARIABLE, TOPIC_VARIABLE
-from sla_pipeline.postgres.migrate import OWNER_URL
-from sla_pipeline.postgres.session import POSTGRES_URL, SINGLE_RUNNER
+from sla_pipeline.postgres.settings import OWNER_URL, POSTGRES_URL, SINGLE_RUNNER
 
 __all__ = ["Addresses", "isolated_environment", "second_shell_file"]
 

@@ -22,17 +22,9 @@ from sla_pipeline.errors import CycleStopped, DatabaseBusy, SlaPipelineError
 from sla_pipeline.monitor.faults import bookkeeping, counted
 from sla_pipeline.postgres import set_aside, tickets
 from sla_pipeline.postgres.database import Database
+from sla_pipeline.postgres.faults import FaultScope, fault_name, fault_scope, translate
 from sla_pipeline.postgres.marking import BadRow, BatchFailed, RowUnchanged, mark_batch
-from sla_pipeline.postgres.session import (
-    LOCK_TIMEOUT_MS,
-    STATEMENT_TIMEOUT_MS,
-    FaultScope,
-    fault_name,
-    fault_scope,
-    limit_waiting,
-    translate,
-    translated_errors,
-)
+from sla_pipeline.postgres.session import LOCK_TIMEOUT_MS, STATEMENT_TIMEOUT_MS, limit_waiting, translated_errors
 from sla_pipeline.quoting import named
 
 __all__ = ["BatchMarker", "ShouldStop"]

@@ -10,7 +10,7 @@ import psycopg
 from sla_pipeline.cycle import ErrorList
 from sla_pipeline.errors import RightMissing, SlaPipelineError, UnexpectedFault
 from sla_pipeline.postgres.database import Database
-from sla_pipeline.postgres.session import translate
+from sla_pipeline.postgres.faults import translate
 
 __all__ = ["bookkeeping", "counted", "fault_of"]
 

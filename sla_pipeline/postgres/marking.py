@@ -19,8 +19,9 @@ from pydantic import ValidationError
 from sla_pipeline.breach import Breach, BreachKind, Priority, judge
 from sla_pipeline.cycle import OnStep, no_step
 from sla_pipeline.event import event_json
+from sla_pipeline.postgres.faults import stop_request_behind
 from sla_pipeline.postgres.outbox import relay_row_missing
-from sla_pipeline.postgres.session import DISTANT_PAST, stop_request_behind
+from sla_pipeline.postgres.session import DISTANT_PAST
 from sla_pipeline.postgres.tickets import LockedTicket, id_array, lock_batch
 
 if TYPE_CHECKING:

@@ -6,35 +6,27 @@ Kafka (``kafka/topics.py``).
 
 import contextlib
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import alembic.command
 import alembic.util
+import psycopg
 import sqlalchemy
 from alembic.config import Config
-from sqlalchemy import Connection, create_engine, make_url, text
+from sqlalchemy import URL, Connection, create_engine, text
 from sqlalchemy.pool import NullPool
 
-from sla_pipeline.environment import variable
-from sla_pipeline.errors import ConfigurationError, DatabaseError, DatabaseUnavailable
+from sla_pipeline.errors import DatabaseError
+from sla_pipeline.postgres.faults import translate
 from sla_pipeline.postgres.schema import SCHEMA
+from sla_pipeline.postgres.session import PostgresSettings
+from sla_pipeline.postgres.settings import OWNER_URL
 
-__all__ = ["OWNER_URL", "downgrade", "owner_url_from_environment", "upgrade"]
-
-OWNER_URL = "SLA_POSTGRES_OWNER_URL"
+__all__ = ["downgrade", "upgrade"]
 
 # names the lock that keeps two migrations apart; the number has no meaning
 _LOCK_KEY = 7_405_514_001
-
-
-def owner_url_from_environment() -> str:
-    """The owner's URL. Raises ``ConfigurationError`` when it is missing."""
-    url = variable(OWNER_URL)
-    if not url:
-        raise ConfigurationError(
-            f"{OWNER_URL} is not set; set it to postgresql://USER:PASSWORD@HOST:PORT/DATABASE of schema support's owner"
-        )
-    return url
 
 
 def upgrade(owner_url: str, *, with_tickets: bool = False) -> None:
@@ -67,34 +59,40 @@ def downgrade(owner_url: str, *, with_tickets: bool = False) -> None:
 
 @contextlib.contextmanager
 def _connected(owner_url: str) -> Iterator[tuple[Config, Connection]]:
-    try:
-        url = make_url(owner_url).set(drivername="postgresql+psycopg")
-    except sqlalchemy.exc.ArgumentError:
-        raise ConfigurationError(f"{OWNER_URL} is not a URL; write postgresql://USER:PASSWORD@HOST:PORT/DATABASE") from None
-    # the encoding is named for a database without one, from which the driver would return bytes
-    session = {"connect_timeout": 5, "application_name": "ticket-sla-monitor-migrate", "client_encoding": "utf8"}
-    engine = create_engine(url, poolclass=NullPool, connect_args=session)
+    owner = PostgresSettings(owner_url, OWNER_URL)
+    engine = create_engine(
+        # for the dialect, and for messages; the creator connects
+        URL.create("postgresql+psycopg", database=owner.parameters().get("dbname")),
+        creator=partial(_transactional, owner),
+        poolclass=NullPool,
+        # the dialect would look for a type that we do not use
+        use_native_hstore=False,
+    )
     config = Config()
     config.set_main_option("script_location", str(Path(__file__).parent / "migrations").replace("%", "%%"))
-    place = url.set(drivername="postgresql").render_as_string(hide_password=True)
     try:
         # a session of its own, idle between statements: waiting inside one would hold a snapshot, on which a concurrent index build waits
         with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as guard:
             if not guard.scalar(text("select pg_try_advisory_lock(:key)"), {"key": _LOCK_KEY}):
-                raise DatabaseError(f"another migration of {place} is under way; try again when it has ended")
+                raise DatabaseError(f"another migration of {owner.place} is under way; try again when it has ended")
             # asked first: `if not exists` demands the right to make schemas even where there is nothing to make
             if guard.scalar(text(f"select to_regnamespace('{SCHEMA}')")) is None:
                 guard.execute(text(f"create schema {SCHEMA}"))
             with engine.connect() as connection:
                 config.attributes["connection"] = connection
                 yield config, connection
-    except sqlalchemy.exc.OperationalError as error:
-        raise DatabaseUnavailable(f"cannot migrate {place}: {_first_line(error)}; check SLA_POSTGRES_OWNER_URL and the server") from error
     except sqlalchemy.exc.DBAPIError as error:
-        raise DatabaseError(f"cannot migrate {place}: {_first_line(error)}; migrate as the owner of schema {SCHEMA}") from error
+        if not isinstance(error.orig, psycopg.Error):
+            raise
+        raise translate(error.orig, owner) from None
     except alembic.util.CommandError as error:
-        raise DatabaseError(f"cannot migrate {place}: {error}; the database was migrated by another version of sla-pipeline") from error
+        raise DatabaseError(
+            f"cannot migrate {owner.place}: {error}; the database was migrated by another version of sla-pipeline"
+        ) from error
 
 
-def _first_line(error: sqlalchemy.exc.DBAPIError) -> str:
-    return (str(error.orig).strip().splitlines() or [type(error.orig).__name__])[0]
+def _transactional(owner: PostgresSettings) -> psycopg.Connection:
+    """A session as SQLAlchemy expects it: it begins transactions itself."""
+    connection = owner.connect_unbounded(purpose="migrate")
+    connection.autocommit = False
+    return connection

@@ -5,7 +5,7 @@ from datetime import datetime, timedelta
 import psycopg
 
 from sla_pipeline.errors import ClockSkewError, CycleLocked, DatabaseError
-from sla_pipeline.postgres.session import POSTGRES_URL
+from sla_pipeline.postgres.settings import POSTGRES_URL
 
 __all__ = ["check_clock", "check_writable", "take_single_runner_lock"]
 

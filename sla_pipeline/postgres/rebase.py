@@ -11,8 +11,9 @@ import psycopg
 
 from sla_pipeline.cycle import PublishedRecord
 from sla_pipeline.errors import FailClosed
+from sla_pipeline.postgres.faults import fault_name
 from sla_pipeline.postgres.outbox import PostgresOutbox
-from sla_pipeline.postgres.session import PostgresSettings, fault_name, translated_errors
+from sla_pipeline.postgres.session import PostgresSettings, translated_errors
 
 __all__ = ["RepairablePostgresOutbox"]
 

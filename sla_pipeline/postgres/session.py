@@ -1,51 +1,47 @@
-"""Sessions: how the job connects, how long it waits, how the driver's errors become ours.
+"""Sessions: how the job connects, what it requires of a session, how long it waits.
 
-What belongs here: connecting, time-outs, type loaders, translation of errors. What does not: any statement on a table.
-
-Every session is a direct one: advisory locks and session settings do not survive a PgBouncer in transaction mode, so
-``SLA_POSTGRES_URL`` must name the server itself (or a pooler in session mode).
+A session must keep its server process to its end: advisory locks and settings belong to that process. So settings are made after
+connecting (a pooler refuses them at login), read back in a second statement, and behind a pooler ``pooler.py`` finds out the rest.
 """
 
 import contextlib
 import logging
+import os
+import socket
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+import threading
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
-from enum import Enum, auto
+from typing import Self
 
 import psycopg
-from psycopg.conninfo import conninfo_to_dict
 from psycopg.types.datetime import TimestamptzLoader
 from psycopg.types.string import TextLoader
 
-from sla_pipeline.environment import variable
-from sla_pipeline.errors import ConfigurationError, DatabaseBusy, DatabaseError, DatabaseUnavailable, RightMissing
-from sla_pipeline.quoting import named, quoted
+from sla_pipeline.errors import DatabaseError, DatabaseUnavailable, SlaPipelineError
+from sla_pipeline.postgres.faults import login_fault, stop_request_behind, translate
+from sla_pipeline.postgres.login import refusal_of
+from sla_pipeline.postgres.pooler import check_pooler
+from sla_pipeline.postgres.settings import POSTGRES_URL, PostgresUrl, required_url
+from sla_pipeline.quoting import quoted
 
 __all__ = [
     "DISTANT_FUTURE",
     "DISTANT_PAST",
     "LOCK_TIMEOUT_MS",
-    "POSTGRES_URL",
-    "SINGLE_RUNNER",
     "STATEMENT_TIMEOUT_MS",
-    "FaultScope",
     "PostgresSettings",
     "TolerantTimestamptzLoader",
-    "fault_name",
-    "fault_scope",
     "limit_waiting",
-    "single_runner_from_environment",
-    "stop_request_behind",
-    "translate",
     "translated_errors",
 ]
 
-POSTGRES_URL = "SLA_POSTGRES_URL"
-SINGLE_RUNNER = "SLA_SINGLE_RUNNER"
 # a server that does not answer in this time is treated as away; a cycle has a minute
 _CONNECT_TIMEOUT_SECONDS = 5
+# A pooler takes a login by itself and lets the first statement wait, two minutes by default, for a server process.
+_FIRST_STATEMENTS_SECONDS = 5
+# idle_session_timeout and client_connection_check_interval came with it
+_OLDEST_SERVER = 140_000
 # Bounds one statement. The slowest is the claim under a backlog of millions, about a second; a cycle must end well inside its minute.
 STATEMENT_TIMEOUT_MS = 10_000
 # Bounds one wait for a lock. Rows are taken with SKIP LOCKED; only the outbox's sequence is ever waited for, which a batch holds for
@@ -57,21 +53,16 @@ _IDLE_IN_TRANSACTION_TIMEOUT_MS = 15_000
 _TCP_USER_TIMEOUT_MS = 15_000
 
 # what the code relies on, whatever the server, the database or the login have as their defaults
-_SETTINGS = {
+_MEANING = {
     "timezone": "UTC",
-    # the driver reads no other
-    "datestyle": "ISO",
+    # psycopg parses ISO dates only
+    "datestyle": "ISO, MDY",
     # a batch must see what an operator has committed since it began (SPEC 5.5)
-    "default_transaction_isolation": "read\\ committed",
+    "default_transaction_isolation": "read committed",
     # an event must not be on the topic when a crash takes back the mark
     "synchronous_commit": "on",
     # a row-level policy must be an error: hidden tickets would be missed in silence
     "row_security": "off",
-    # to start workers takes longer than any of our statements, and the planner, which takes half of the tickets for overdue, would
-    "max_parallel_workers_per_gather": 0,
-    "statement_timeout": STATEMENT_TIMEOUT_MS,
-    "lock_timeout": LOCK_TIMEOUT_MS,
-    "idle_in_transaction_session_timeout": _IDLE_IN_TRANSACTION_TIMEOUT_MS,
     # the server notices a worker whose machine died, and frees its locks, in seconds instead of two hours
     "tcp_keepalives_idle": 5,
     "tcp_keepalives_interval": 2,
@@ -79,6 +70,15 @@ _SETTINGS = {
     "tcp_user_timeout": _TCP_USER_TIMEOUT_MS,
     "client_connection_check_interval": 1_000,
 }
+_BOUNDS = {
+    # parallel workers cost more to start than our statements take; the planner's estimate would start them
+    "max_parallel_workers_per_gather": 0,
+    "statement_timeout": STATEMENT_TIMEOUT_MS,
+    "lock_timeout": LOCK_TIMEOUT_MS,
+    "idle_in_transaction_session_timeout": _IDLE_IN_TRANSACTION_TIMEOUT_MS,
+}
+# an index of years of tickets takes hours to build
+_UNBOUNDED = {"statement_timeout": 0, "idle_in_transaction_session_timeout": 0, "idle_session_timeout": 0}
 
 # what stands for a time that Python's datetime cannot hold (infinity, years before 1 and after 9999): it compares as the original would
 DISTANT_PAST = datetime.min.replace(tzinfo=UTC)
@@ -97,50 +97,13 @@ class TolerantTimestamptzLoader(TimestamptzLoader):
             return DISTANT_PAST if written.startswith(b"-") or written.endswith(b"BC") else DISTANT_FUTURE
 
 
-@dataclass(frozen=True)
-class PostgresSettings:
-    """Where the tickets are. Raises ``ConfigurationError`` for a malformed URL."""
-
-    url: str = field(repr=False)
-
-    def __post_init__(self) -> None:
-        if not self.url.startswith(("postgresql://", "postgres://")):
-            raise ConfigurationError(f"{POSTGRES_URL} is not a URL of Postgres; write postgresql://USER:PASSWORD@HOST:PORT/DATABASE")
-        try:
-            parts = conninfo_to_dict(self.url)
-            for host in str(parts.get("host") or "").split(","):
-                # as the driver does with a name, to look it up
-                host.encode("idna" if not host.startswith("/") else "utf8")
-            # the driver would cut the URL off at a NUL
-            readable = "\0" not in self.url
-        except (psycopg.ProgrammingError, UnicodeError):
-            # bytes that are not UTF-8, in the variable itself or percent-encoded, are an error of Python's
-            readable = False
-        if not readable:
-            # the driver's own text may repeat the password
-            raise ConfigurationError(
-                f"{POSTGRES_URL} cannot be parsed; write postgresql://USER:PASSWORD@HOST:PORT/DATABASE, special characters percent-encoded"
-            )
+class PostgresSettings(PostgresUrl):
+    """Where the tickets are, and sessions there. Raises ``ConfigurationError`` for a malformed URL."""
 
     @classmethod
-    def from_environment(cls) -> "PostgresSettings":
-        """Read ``SLA_POSTGRES_URL``. Raises ``ConfigurationError`` when it is missing or malformed."""
-        url = variable(POSTGRES_URL)
-        if not url:
-            raise ConfigurationError(
-                f"{POSTGRES_URL} is not set; set it to postgresql://USER:PASSWORD@HOST:PORT/DATABASE, the worker's login"
-            )
-        return cls(url)
-
-    @property
-    def place(self) -> str:
-        """Server, database and user, for messages: never the password."""
-        parts = conninfo_to_dict(self.url)
-        return (
-            f"database {quoted(parts.get('dbname', '(default)'))}"
-            f" at {named(str(parts.get('host', 'localhost')))}:{named(str(parts.get('port', 5432)))}"
-            f" as user {quoted(parts.get('user', '(default)'))}"
-        )
+    def from_environment(cls, variable: str = POSTGRES_URL) -> Self:
+        """Read the URL from ``variable``. Raises ``ConfigurationError`` when it is missing or malformed."""
+        return cls(required_url(variable), variable)
 
     @contextlib.contextmanager
     def session(self, *, purpose: str) -> Iterator[psycopg.Connection]:
@@ -152,13 +115,46 @@ class PostgresSettings:
         """Open a session in autocommit mode, with settings of its own and time-outs on all it can wait for.
 
         ``idle_session_timeout_ms``: the server ends the session, and with it its locks, when it is silent for that long; 0 for never.
-        Raises ``DatabaseUnavailable`` (no answer) or ``DatabaseError`` (refused: login, database, rights).
+        Raises ``DatabaseUnavailable`` (no answer) or ``DatabaseError`` (refused; an old server; a pooler that does not keep sessions).
         """
-        given = conninfo_to_dict(self.url)
-        settings = _SETTINGS | {"idle_session_timeout": idle_session_timeout_ms}
-        options = " ".join(f"-c {name}={value}" for name, value in settings.items())
-        with translated_errors(self):
-            connection = psycopg.connect(
+        connection = self._open(purpose, _MEANING | _BOUNDS | {"idle_session_timeout": idle_session_timeout_ms})
+        # an id is only ever passed on, as text
+        connection.adapters.register_loader("uuid", TextLoader)
+        return connection
+
+    def connect_unbounded(self, *, purpose: str) -> psycopg.Connection:
+        """The same for migrations, whose statements may take hours, and without loaders of ours."""
+        return self._open(purpose, _MEANING | _UNBOUNDED)
+
+    def has_worker_role(self) -> bool:
+        """Whether the login has the rights of role sla_worker; False where that cannot be found out."""
+        with contextlib.suppress(SlaPipelineError, psycopg.Error), contextlib.closing(self._log_in("rights")) as connection:
+            with _AnswerTimer(self.place) as timer:
+                timer.watch(connection)
+                row = connection.execute("select pg_has_role(oid, 'usage') from pg_roles where rolname = 'sla_worker'").fetchone()
+            return row == (True,)
+        return False
+
+    def _open(self, purpose: str, values: Mapping[str, object]) -> psycopg.Connection:
+        connection = self._log_in(purpose)
+        try:
+            self._require_version(connection)
+            with translated_errors(self), _AnswerTimer(self.place) as timer:
+                timer.watch(connection)
+                processes = self._apply(connection, values)
+                # libpq learns the number of its server process at login, from whoever took the login
+                if processes != {connection.info.backend_pid}:
+                    with contextlib.closing(self._log_in(f"{purpose}, second session")) as other:
+                        timer.watch(other)
+                        check_pooler(connection, other, processes, where=self.place, variable=self.variable)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _log_in(self, purpose: str) -> psycopg.Connection:
+        try:
+            return psycopg.connect(
                 self.url,
                 autocommit=True,
                 # statements are planned with their values: a generic plan of the claim is hundreds of times slower. Only those are prepared
@@ -168,23 +164,85 @@ class PostgresSettings:
                 application_name=f"ticket-sla-monitor {purpose}",
                 # in a database without an encoding the driver would return bytes
                 client_encoding="utf8",
-                options=f"{given.get('options') or ''} {options}".strip(),
+                keepalives=1,
                 keepalives_idle=5,
                 keepalives_interval=2,
                 keepalives_count=3,
                 tcp_user_timeout=_TCP_USER_TIMEOUT_MS,
             )
-        # an id is only ever passed on, as text
-        connection.adapters.register_loader("uuid", TextLoader)
-        return connection
+        except psycopg.Error as error:
+            stopped = stop_request_behind(error)
+            raise (stopped or login_fault(error, refusal_of(error, self.attempts()), self)) from None
+
+    def _require_version(self, connection: psycopg.Connection) -> None:
+        if connection.info.server_version < _OLDEST_SERVER:
+            found = connection.info.parameter_status("server_version") or "(unknown)"
+            raise DatabaseError(
+                f"{self.place} is served by version {quoted(found)}; the monitor needs PostgreSQL {_OLDEST_SERVER // 10_000} or later"
+            )
+
+    def _apply(self, connection: psycopg.Connection, values: Mapping[str, object]) -> set[int]:
+        """Make the settings, read them back in a second statement, and return the server processes of the two."""
+        set_all = ", ".join(f"set_config('{name}', %s, false)" for name in values)
+        read_all = ", ".join(f"current_setting('{name}')" for name in values)
+        # as the server shows them: a time has a unit, and what a socket of this machine does not have is 0
+        made = connection.execute(f"select pg_backend_pid(), {set_all}".encode(), [str(value) for value in values.values()]).fetchone()
+        found = connection.execute(f"select pg_backend_pid(), {read_all}".encode()).fetchone()
+        assert made is not None and found is not None  # noqa: S101, PT018  a select without a table has a row
+        if made[0] == found[0]:
+            self._require_same(list(values), made[1:], found[1:])
+        return {made[0], found[0]}
+
+    def _require_same(self, names: list[str], made: tuple[str, ...], found: tuple[str, ...]) -> None:
+        for name, needed, kept in zip(names, made, found, strict=True):
+            if needed != kept:
+                raise DatabaseError(
+                    f"{self.place} does not keep the settings of a session: {name} is {quoted(kept)} in the statement after it was set to "
+                    f"{quoted(needed)}; let {self.variable} name the server itself, or set `pool_mode = session` in the pooler"
+                )
 
 
-def single_runner_from_environment() -> bool:
-    """Whether ``SLA_SINGLE_RUNNER`` asks for the single-runner mode of SPEC 2.2; off by default. Raises ``ConfigurationError``."""
-    given = variable(SINGLE_RUNNER) or "0"
-    if given not in ("0", "1"):
-        raise ConfigurationError(f"{SINGLE_RUNNER} is {given!r}; set it to 1 for one runner at a time, or to 0")
-    return given == "1"
+class _AnswerTimer:
+    """Cuts the watched sessions off when the block takes longer than ``_FIRST_STATEMENTS_SECONDS``: the driver would wait for ever."""
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+        self._timer = threading.Timer(_FIRST_STATEMENTS_SECONDS, self._cut_off)
+        self._sockets: list[socket.socket] = []
+        self._lock = threading.Lock()
+        self._expired = False
+
+    def __enter__(self) -> Self:
+        self._timer.start()
+        return self
+
+    def watch(self, connection: psycopg.Connection) -> None:
+        """Cut this session off too."""
+        with self._lock:
+            # a descriptor of its own: the driver may close its own one at any moment
+            self._sockets.append(socket.socket(fileno=os.dup(connection.pgconn.socket)))
+        if self._expired:
+            self._cut_off()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        self._timer.cancel()
+        with self._lock:
+            expired = self._expired
+            for watched in self._sockets:
+                watched.close()
+            self._sockets = []
+        if expired and isinstance(error, psycopg.OperationalError):
+            raise DatabaseUnavailable(
+                f"{self._where} takes the login and does not answer the first statement within {_FIRST_STATEMENTS_SECONDS} s: a pooler "
+                "that is paused, or has no server process free (`show pools`; `resume`, or raise `default_pool_size`)"
+            ) from None
+
+    def _cut_off(self) -> None:
+        with self._lock:
+            self._expired = True
+            for watched in self._sockets:
+                with contextlib.suppress(OSError):
+                    watched.shutdown(socket.SHUT_RDWR)
 
 
 def limit_waiting(connection: psycopg.Connection, *, statement_ms: int, lock_ms: int) -> None:
@@ -215,107 +273,3 @@ def translated_errors(settings: PostgresSettings) -> Iterator[None]:
         yield
     except psycopg.Error as error:
         raise (stop_request_behind(error) or translate(error, settings)) from None
-
-
-def stop_request_behind(error: BaseException) -> BaseException | None:
-    """The interruption during which an error arose, if there was one."""
-    while error.__context__ is not None:
-        error = error.__context__
-        if not isinstance(error, Exception):
-            return error
-    return None
-
-
-class FaultScope(Enum):
-    """How far a fault reaches, as far as its code shows. Only a trial of the other rows shows the rest."""
-
-    CONNECTION = auto()
-    """The session is gone."""
-    BUSY = auto()
-    """A time-out, a lock or a deadlock: the same statement may pass later, or with fewer rows."""
-    ENVIRONMENT = auto()
-    """A right, an object or a resource is missing: probably for every row, unless a trigger raises the code for one."""
-    ROW = auto()
-    """A constraint or a trigger refuses a row's data."""
-
-
-_BUSY_STATES = ("57014", "55P03")
-# server, session, resources, rights and missing objects
-_ENVIRONMENT_CLASSES = ("08", "25", "28", "3D", "3F", "42", "53", "54", "55", "57", "58", "F0", "XX")
-
-
-def fault_scope(error: psycopg.Error, connection: psycopg.Connection) -> FaultScope:
-    """The scope of an error that ``connection`` raised."""
-    if connection.closed or error.sqlstate is None:
-        return FaultScope.CONNECTION
-    if error.sqlstate in _BUSY_STATES or error.sqlstate.startswith("40"):
-        return FaultScope.BUSY
-    return FaultScope.ENVIRONMENT if error.sqlstate.startswith(_ENVIRONMENT_CLASSES) else FaultScope.ROW
-
-
-# the session could not be opened, or was ended
-_CONNECTION_STATES = ("08", "28", "57P", "3D")
-# messages from these source files of the server name an object or a time-out and nothing else, also inside a trigger
-_SAFE_SOURCES = ("aclchk.c", "deadlock.c", "namespace.c", "parse_relation.c", "postgres.c", "proc.c")
-
-
-def fault_name(error: psycopg.Error) -> str:
-    """Class, code and constraint of a fault; never the server's text, which may repeat what a row holds."""
-    constraint = f", constraint {named(error.diag.constraint_name)}" if error.diag.constraint_name else ""
-    return f"{type(error).__name__} ({error.sqlstate or 'no SQLSTATE'}){constraint}"
-
-
-def _safe_text(error: psycopg.Error) -> str:
-    """The server's text where the server itself wrote it; ``fault_name`` where a function or trigger may have written it."""
-    if error.sqlstate is None:
-        return (str(error).strip().splitlines() or [""])[0]
-    if error.diag.context is None or error.diag.source_file in _SAFE_SOURCES:
-        return error.diag.message_primary or fault_name(error)
-    return f"{fault_name(error)} in a function or trigger of the database"
-
-
-def translate(  # noqa: PLR0911 - one return a fault reads best
-    error: psycopg.Error, settings: PostgresSettings
-) -> DatabaseError | DatabaseUnavailable:
-    """Our error for one of the driver's: permanent faults are ``DatabaseError``, a server that is away or busy ``DatabaseUnavailable``."""
-    text, where = _safe_text(error), settings.place
-    match error:
-        case psycopg.errors.UndefinedTable() | psycopg.errors.InvalidSchemaName() | psycopg.errors.UndefinedColumn():
-            return DatabaseError(
-                f"{text} in {where}; check that {POSTGRES_URL} names the support service's database and run `sla-pipeline migrate`"
-            )
-        case psycopg.errors.InsufficientPrivilege() if "row-level security" in text:
-            return DatabaseError(f"{text} in {where}; the monitor must see every ticket: `alter role LOGIN bypassrls`")
-        case psycopg.errors.InsufficientPrivilege():
-            return RightMissing(f"{text} in {where}; grant the login membership of role sla_worker (`grant sla_worker to LOGIN`)")
-        case psycopg.errors.ReadOnlySqlTransaction():
-            return DatabaseError(f"{text} in {where}: this is a standby, or set to read only; let {POSTGRES_URL} name the primary")
-        case (
-            psycopg.errors.QueryCanceled()
-            | psycopg.errors.LockNotAvailable()
-            | psycopg.errors.DeadlockDetected()
-            | psycopg.errors.SerializationFailure()
-        ):
-            return DatabaseBusy(
-                f"{text} ({error.sqlstate}) in {where}; the next cycle tries again. If it comes often, look for locks that are held long "
-                "and for the warning of a missing index"
-            )
-        case psycopg.OperationalError() if error.sqlstate and not error.sqlstate.startswith(_CONNECTION_STATES):
-            return DatabaseUnavailable(f"{text} in {where}; the next cycle tries again. Check the server's disk, memory and log")
-        case psycopg.OperationalError() | psycopg.InterfaceError() | psycopg.errors.IdleInTransactionSessionTimeout():
-            return _connection_error(text, where, settings)
-        case _:
-            return DatabaseError(f"{text} in {where}; look into the server's log for the statement")
-
-
-# how libpq tells, before there is an SQLSTATE, that the server answered and refused
-_REFUSALS = ("password authentication failed", "no password supplied", "does not exist", "no pg_hba.conf entry", "permission denied")
-
-
-def _connection_error(said: str, where: str, settings: PostgresSettings) -> DatabaseError | DatabaseUnavailable:
-    password = conninfo_to_dict(settings.url).get("password")
-    if password:
-        said = said.replace(str(password), "***")
-    if any(refusal in said for refusal in _REFUSALS):
-        return DatabaseError(f"cannot log in to {where}: {said}; check user, password and database in {POSTGRES_URL}")
-    return DatabaseUnavailable(f"no connection to {where}: {said}; check the server, the network and {POSTGRES_URL}")

@@ -137,10 +137,10 @@ def test_the_databases_url_is_taken_or_refused_and_never_shown(url: str) -> None
         except ConfigurationError as error:
             _assert_told(error, "SLA_POSTGRES_URL ", "postgresql://USER:PASSWORD@HOST:PORT/DATABASE")
         else:
-            assert taken.url == url
+            assert taken.url == url.strip()
             assert CANARY not in repr(taken)
-            # a password in the place of another part is shown as that part; only where the URL says password it is one
-            if url.startswith(f"postgresql://worker:{CANARY}@db-1/"):
+            # whatever stands in the password's place is a password, or the URL is refused
+            if url.startswith("postgresql://worker:") and url.endswith("@db-1/support"):
                 assert CANARY not in taken.place
             assert taken.place.isprintable()
 
@@ -163,6 +163,8 @@ def test_a_url_with_a_nul_is_refused_instead_of_cut_off() -> None:
         "sslmode=require",
         "service=nowhere",
         "keepalives=abc",
+        "connect_timeout=abc",
+        "hostaddr=abc",
         "target_session_attrs=standby",
         f"password={CANARY}",
         f"password={CANARY}%0a%00",
@@ -181,7 +183,7 @@ def test_a_url_that_leads_nowhere_is_told_in_our_words(query: str, worker_url: s
 
 
 @pytest.mark.parametrize(
-    "query", ["connect_timeout=-1", "connect_timeout=abc", "options=-c%20statement_timeout%3D0", "client_encoding=klingon"]
+    "query", ["connect_timeout=-1", "connect_timeout=1", "options=-c%20statement_timeout%3D0", "client_encoding=klingon"]
 )
 def test_a_url_cannot_undo_what_the_job_relies_on(query: str, worker_url: str) -> None:
     with PostgresSettings(f"{worker_url}?{query}").connect(purpose="test") as connection:

@@ -92,7 +92,7 @@ def test_a_lock_on_the_rows_of_one_queue(
 def test_a_claim_that_fails_does_not_hold_back_what_waits(
     support: Support, operator: Support, waiting: str, cycle: Cycle, events: Events, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(session._SETTINGS, "lock_timeout", 300)
+    monkeypatch.setitem(session._BOUNDS, "lock_timeout", 300)
     operator.execute("lock table support.tickets in access exclusive mode")
     report = cycle()
     operator.rollback()

@@ -60,7 +60,7 @@ def test_a_position_that_cannot_be_noted_ends_the_publishing_not_the_cycle(
 def test_a_claim_that_waits_too_long_ends_the_cycle_in_our_words(
     support: Support, operator: Support, cycle: Cycle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(session._SETTINGS, "lock_timeout", 300)
+    monkeypatch.setitem(session._BOUNDS, "lock_timeout", 300)
     operator.execute("lock table support.tickets in access exclusive mode")
     with pytest.raises(
         DatabaseBusy, match=r"lock timeout \(55P03\) in database .*; the next cycle tries again\. If it comes often, look for"

@@ -13,8 +13,10 @@ from psycopg import sql
 import sla_pipeline.postgres.migrate
 from sla_pipeline.embedded.ports import free_ports
 from sla_pipeline.errors import ConfigurationError, DatabaseError, DatabaseUnavailable
-from sla_pipeline.postgres.migrate import downgrade, owner_url_from_environment, upgrade
+from sla_pipeline.postgres.migrate import downgrade, upgrade
 from sla_pipeline.postgres.schema import OUR_INDEXES, REVISION
+from sla_pipeline.postgres.session import PostgresSettings
+from sla_pipeline.postgres.settings import OWNER_URL
 from sla_pipeline_tests.integration.kafka.waiting import wait_until
 from sla_pipeline_tests.integration.postgres.conftest import NewDatabase
 
@@ -184,7 +186,8 @@ def test_two_migrations_at_once_are_kept_apart(owner_url: str) -> None:
     with psycopg.connect(owner_url, autocommit=True) as connection:
         connection.execute("select pg_advisory_lock(%s)", (sla_pipeline.postgres.migrate._LOCK_KEY,))
         with pytest.raises(
-            DatabaseError, match=r"another migration of postgresql://postgres:\*\*\*@.* is under way; try again when it has ended"
+            DatabaseError,
+            match=r"another migration of database 'test_.*' at .* as user 'postgres' is under way; try again when it has ended",
         ):
             upgrade(owner_url)
 
@@ -220,19 +223,20 @@ def test_a_login_without_rights_is_told_what_is_missing(worker_url: str, worker_
     with pytest.raises(DatabaseError) as raised:
         downgrade(worker_url)
     assert "must be owner of table ticket_sla_set_aside" in str(raised.value)
-    assert str(raised.value).endswith("migrate as the owner of schema support")
+    assert str(raised.value).endswith("let SLA_POSTGRES_OWNER_URL name the owner of schema support and of its tables")
     assert worker_login[1] not in str(raised.value)
 
 
 def test_unreachable_server_and_malformed_url(monkeypatch: pytest.MonkeyPatch) -> None:
     (port,) = free_ports(1)
-    with pytest.raises(DatabaseUnavailable, match=rf"cannot migrate postgresql://owner:\*\*\*@127\.0\.0\.1:{port}/support: ") as raised:
-        upgrade(f"postgresql://owner:s3cr3t@127.0.0.1:{port}/support")
-    assert "s3cr3t" not in str(raised.value)
     with pytest.raises(
-        ConfigurationError, match="SLA_POSTGRES_OWNER_URL is not a URL; write postgresql://USER:PASSWORD@HOST:PORT/DATABASE"
-    ):
+        DatabaseUnavailable, match=rf"no connection to database 'support' at 127\.0\.0\.1:{port} as user 'owner': "
+    ) as raised:
+        upgrade(f"postgresql://owner:s3cr3t@127.0.0.1:{port}/support")
+    assert str(raised.value).endswith("check the server, the network and SLA_POSTGRES_OWNER_URL")
+    assert "s3cr3t" not in str(raised.value)
+    with pytest.raises(ConfigurationError, match="SLA_POSTGRES_OWNER_URL is not a URL of Postgres; write postgresql://USER:PASSWORD@HOST"):
         upgrade("s3cr3t")
     monkeypatch.delenv("SLA_POSTGRES_OWNER_URL", raising=False)
     with pytest.raises(ConfigurationError, match="SLA_POSTGRES_OWNER_URL is not set; set it to postgresql://USER"):
-        owner_url_from_environment()
+        PostgresSettings.from_environment(OWNER_URL)

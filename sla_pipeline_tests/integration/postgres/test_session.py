@@ -8,7 +8,7 @@ import pytest
 from psycopg import sql
 
 from sla_pipeline.cycle import SimulatedClock
-from sla_pipeline.errors import DatabaseUnavailable
+from sla_pipeline.errors import DatabaseError, DatabaseUnavailable
 from sla_pipeline.kafka.relay import Relay
 from sla_pipeline.monitor.runner import run_cycle
 from sla_pipeline.monitor.steps import Database
@@ -49,6 +49,30 @@ def test_options_of_the_url_are_kept_and_ours_win(worker_url: str) -> None:
     with PostgresSettings(url).session(purpose="test") as connection:
         shown = connection.execute("select current_setting('work_mem'), current_setting('timezone'), current_setting('application_name')")
         assert shown.fetchone() == ("9MB", "UTC", "ticket-sla-monitor test")
+
+
+@pytest.mark.parametrize("version", ["13.22", "9.6.24"])
+def test_a_server_without_our_settings_is_refused_by_its_version(version: str, worker_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(psycopg.ConnectionInfo, "server_version", 130_022)
+    monkeypatch.setattr(psycopg.ConnectionInfo, "parameter_status", lambda *_: version)
+    with pytest.raises(DatabaseError, match=f"is served by version '{version}'; the monitor needs PostgreSQL 14 or later"):
+        PostgresSettings(worker_url).connect(purpose="test")
+
+
+def test_a_direct_connection_opens_one_session(support: Support, worker_url: str) -> None:
+    with PostgresSettings(worker_url).session(purpose="only one"):
+        opened = support.execute(
+            "select application_name from pg_stat_activity where usename = %s", (urlsplit(worker_url).username,)
+        ).fetchall()
+    assert opened == [("ticket-sla-monitor only one",)]
+
+
+def test_a_migration_is_not_bound_by_the_time_of_a_statement(support: Support, owner_url: str) -> None:
+    """The build of an index takes hours where there are years of tickets, whatever the server's default."""
+    support.execute(sql.SQL("alter database {} set statement_timeout to '1s'").format(sql.Identifier(support.info.dbname)))
+    with PostgresSettings(owner_url).connect_unbounded(purpose="migrate") as connection:
+        shown = connection.execute("select current_setting('statement_timeout'), current_setting('row_security')").fetchone()
+    assert shown == ("0", "off")
 
 
 def test_a_silent_session_is_ended_where_it_was_asked_for(support: Support, worker_url: str) -> None:

@@ -1,0 +1,187 @@
+"""Errors of the driver: how far a fault reaches, and our error for it."""
+
+from enum import Enum, auto
+from typing import Protocol
+
+import psycopg
+
+from sla_pipeline.errors import DatabaseBusy, DatabaseError, DatabaseUnavailable, RightMissing
+from sla_pipeline.postgres.login import LoginRefusal
+from sla_pipeline.postgres.settings import OWNER_URL
+from sla_pipeline.quoting import named
+
+__all__ = ["FaultScope", "Login", "fault_name", "fault_scope", "login_fault", "stop_request_behind", "translate"]
+
+
+class Login(Protocol):
+    """A login of the database, as far as a message needs it."""
+
+    @property
+    def variable(self) -> str:
+        """The environment variable that names it."""
+
+    @property
+    def place(self) -> str:
+        """Server, database and user."""
+
+    def parameters(self) -> dict[str, str]:
+        """The parameters of its URL."""
+
+    def has_worker_role(self) -> bool:
+        """Whether it has the rights of role sla_worker."""
+
+
+def stop_request_behind(error: BaseException) -> BaseException | None:
+    """The interruption during which an error arose, if there was one."""
+    while error.__context__ is not None:
+        error = error.__context__
+        if not isinstance(error, Exception):
+            return error
+    return None
+
+
+class FaultScope(Enum):
+    """How far a fault reaches, as far as its code shows. Only a trial of the other rows shows the rest."""
+
+    CONNECTION = auto()
+    """The session is gone."""
+    BUSY = auto()
+    """A time-out, a lock or a deadlock: the same statement may pass later, or with fewer rows."""
+    ENVIRONMENT = auto()
+    """A right, an object or a resource is missing: probably for every row, unless a trigger raises the code for one."""
+    ROW = auto()
+    """A constraint or a trigger refuses a row's data."""
+
+
+_BUSY_STATES = ("57014", "55P03")
+# server, session, resources, rights and missing objects
+_ENVIRONMENT_CLASSES = ("08", "25", "28", "3D", "3F", "42", "53", "54", "55", "57", "58", "F0", "XX")
+
+
+def fault_scope(error: psycopg.Error, connection: psycopg.Connection) -> FaultScope:
+    """The scope of an error that ``connection`` raised."""
+    if connection.closed or error.sqlstate is None:
+        return FaultScope.CONNECTION
+    if error.sqlstate in _BUSY_STATES or error.sqlstate.startswith("40"):
+        return FaultScope.BUSY
+    return FaultScope.ENVIRONMENT if error.sqlstate.startswith(_ENVIRONMENT_CLASSES) else FaultScope.ROW
+
+
+# the session was ended
+_CONNECTION_STATES = ("08", "57P")
+# messages from these source files of the server name an object or a time-out and nothing else, also inside a trigger
+_SAFE_SOURCES = ("aclchk.c", "deadlock.c", "namespace.c", "parse_relation.c", "postgres.c", "proc.c")
+# the source files of the server in which it refuses for a missing right, or for a row-level policy
+_RIGHTS_SOURCE, _POLICIES_SOURCE = "aclchk.c", "rls.c"
+
+
+def fault_name(error: psycopg.Error) -> str:
+    """Class, code and constraint of a fault; never the server's text, which may repeat what a row holds."""
+    constraint = f", constraint {named(error.diag.constraint_name)}" if error.diag.constraint_name else ""
+    return f"{type(error).__name__} ({error.sqlstate or 'no SQLSTATE'}){constraint}"
+
+
+def _safe_text(error: psycopg.Error) -> str:
+    """The server's text where the server itself wrote it; ``fault_name`` where a function or trigger may have written it."""
+    if error.sqlstate is None:
+        return (str(error).strip().splitlines() or [""])[0]
+    if error.diag.context is None or error.diag.source_file in _SAFE_SOURCES:
+        return error.diag.message_primary or fault_name(error)
+    return f"{fault_name(error)} in a function or trigger of the database"
+
+
+def translate(  # noqa: PLR0911 - one return a fault reads best
+    error: psycopg.Error, login: Login
+) -> DatabaseError | DatabaseUnavailable:
+    """Our error for one of an open session: ``DatabaseError`` when it will last, ``DatabaseUnavailable`` for a server away or busy."""
+    text, where = _safe_text(error), login.place
+    match error:
+        case psycopg.errors.UndefinedTable() | psycopg.errors.InvalidSchemaName() | psycopg.errors.UndefinedColumn():
+            return DatabaseError(
+                f"{text} in {where}; check that {login.variable} names the support service's database and run `sla-pipeline migrate`"
+            )
+        case psycopg.errors.InsufficientPrivilege():
+            return _right_missing(error, text, login)
+        case psycopg.errors.ReadOnlySqlTransaction():
+            return DatabaseError(f"{text} in {where}: this is a standby, or set to read only; let {login.variable} name the primary")
+        case (
+            psycopg.errors.QueryCanceled()
+            | psycopg.errors.LockNotAvailable()
+            | psycopg.errors.DeadlockDetected()
+            | psycopg.errors.SerializationFailure()
+        ):
+            return DatabaseBusy(
+                f"{text} ({error.sqlstate}) in {where}; the next cycle tries again. If it comes often, look for locks that are held long "
+                "and for the warning of a missing index"
+            )
+        case psycopg.OperationalError() if error.sqlstate and not error.sqlstate.startswith(_CONNECTION_STATES):
+            return DatabaseUnavailable(f"{text} in {where}; the next cycle tries again. Check the server's disk, memory and log")
+        case psycopg.OperationalError() | psycopg.InterfaceError() | psycopg.errors.IdleInTransactionSessionTimeout():
+            return _unavailable(text, login)
+        case _:
+            return DatabaseError(f"{text} in {where}; look into the server's log for the statement")
+
+
+def _right_missing(error: psycopg.Error, text: str, login: Login) -> DatabaseError:
+    where = login.place
+    if error.diag.source_file == _POLICIES_SOURCE:
+        return DatabaseError(f"{text} in {where}; the monitor must see every ticket: `alter role LOGIN bypassrls`")
+    if login.variable == OWNER_URL:
+        return DatabaseError(f"{text} in {where}; let {OWNER_URL} name the owner of schema support and of its tables")
+    if error.diag.context is not None:
+        if error.diag.source_file != _RIGHTS_SOURCE:
+            return DatabaseError(f"{text} in {where}; a function of the support service refuses the monitor: ask its owner")
+        return DatabaseError(
+            f"{text} in {where}, in a function or trigger of the support service, which runs with the monitor's rights; grant the right to "
+            "sla_worker, or let the function run with its owner's: `alter function NAME security definer`"
+        )
+    if login.has_worker_role():
+        return RightMissing(f"{text} in {where}; the login has the rights of sla_worker, which lacks this one: grant it to sla_worker")
+    return DatabaseError(f"{text} in {where}; grant the login the rights of role sla_worker (`grant sla_worker to LOGIN`)")
+
+
+def login_fault(error: psycopg.Error, refusal: LoginRefusal | None, login: Login) -> DatabaseError | DatabaseUnavailable:
+    """Our error for a session that could not be opened. ``refusal`` tells a server that was reached and refuses from one that is away."""
+    text = _login_text(error, login)
+    if refusal is None:
+        return _unavailable(text, login)
+    return DatabaseError(f"cannot log in to {login.place}: {text}; {_login_remedy(refusal.sqlstate or '', login.variable)}")
+
+
+def _unavailable(text: str, login: Login) -> DatabaseUnavailable:
+    return DatabaseUnavailable(f"no connection to {login.place}: {text}; check the server, the network and {login.variable}")
+
+
+def _login_text(error: psycopg.Error, login: Login) -> str:
+    lines = str(error).strip().splitlines() or [""]
+    # of several servers, each has a line in the driver's list
+    text = _one_line([line for line in lines if line.startswith("- host: ")]) or "; ".join(
+        # a second try, with TLS or without, has a line of its own; others are hints
+        [lines[0], *(line for line in lines[1:] if line.startswith("connection "))]
+    )
+    password = login.parameters().get("password")
+    # a password that is also a part of a name would be told by its stars
+    return text.replace(password, "***") if password and password not in login.place else text
+
+
+def _one_line(lines: list[str]) -> str:
+    """The servers' refusals on one line."""
+    return "; ".join(line.partition("hostaddr: ")[2].partition(": ")[2] for line in lines)
+
+
+_REMEDIES_OF_LOGINS = {
+    # no such role, a role that may not log in, or no entry for it and this way of connecting
+    "28000": "check user and database in {variable}, `alter role USER login`, and the server's pg_hba.conf",
+    "28P01": "check user and password in {variable}",
+    "3D000": "check the database in {variable}",
+    "42501": "`grant connect on database DATABASE to USER`",
+    "55000": "`alter database DATABASE with allow_connections true`",
+    # a pooler's code for all of its refusals
+    "08P01": "check user, password, database and options in {variable}, and the pooler's configuration",
+    "": "the server answered, and the driver goes no further: check password, port and parameters such as sslmode in {variable}",
+}
+
+
+def _login_remedy(sqlstate: str, variable: str) -> str:
+    remedy = _REMEDIES_OF_LOGINS.get(sqlstate, f"({sqlstate}) check the parameters in {{variable}} and the server's log")
+    return remedy.format(variable=variable)

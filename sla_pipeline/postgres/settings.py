@@ -1,0 +1,179 @@
+"""The settings of Postgres: environment variables, and the URL of a database as libpq reads it.
+
+A message never repeats a part of a URL that was refused: a password that was not percent-encoded may stand anywhere in it.
+"""
+
+import ipaddress
+import os
+from dataclasses import dataclass, field
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.pq import Conninfo, PGconn
+
+from sla_pipeline.environment import variable
+from sla_pipeline.errors import ConfigurationError
+from sla_pipeline.quoting import named, quoted
+
+__all__ = ["OWNER_URL", "POSTGRES_URL", "SINGLE_RUNNER", "PostgresUrl", "required_url", "single_runner_from_environment"]
+
+POSTGRES_URL = "SLA_POSTGRES_URL"
+OWNER_URL = "SLA_POSTGRES_OWNER_URL"
+SINGLE_RUNNER = "SLA_SINGLE_RUNNER"
+
+_FORM = "postgresql://USER:PASSWORD@HOST:PORT/DATABASE"
+_SCHEMES = ("postgresql://", "postgres://")
+_LOGIN = {POSTGRES_URL: "the worker's login", OWNER_URL: "the login of schema support's owner"}
+_HIGHEST_PORT = 65_535
+_SERVER = ("host", "hostaddr", "port")
+_IDENTITY = (*_SERVER, "dbname", "user", "password")
+# libpq reads these numbers only once a server has answered, or not at all
+_NUMBERS = ("connect_timeout", "keepalives", "keepalives_idle", "keepalives_interval", "keepalives_count", "tcp_user_timeout")
+# libpq checks its other parameters before it opens a socket; an attempt that names this folder has passed the check
+_NO_SERVER = "/sla-pipeline-checks-parameters"
+
+
+def required_url(name: str) -> str:
+    """The URL in the variable ``name``. Raises ``ConfigurationError`` when it is not set."""
+    url = variable(name)
+    if not url:
+        raise ConfigurationError(f"{name} is not set; set it to {_FORM}, {_LOGIN[name]}")
+    return url
+
+
+def single_runner_from_environment() -> bool:
+    """Whether ``SLA_SINGLE_RUNNER`` asks for the single-runner mode of SPEC 2.2; off by default. Raises ``ConfigurationError``."""
+    text = variable(SINGLE_RUNNER) or "0"
+    if text not in ("0", "1"):
+        raise ConfigurationError(f"{SINGLE_RUNNER} is {quoted(text)}; set it to 1 for one runner at a time, or to 0")
+    return text == "1"
+
+
+@dataclass(frozen=True)
+class PostgresUrl:
+    """A database's URL and the variable that it was read from. Raises ``ConfigurationError`` for one that the driver does not take."""
+
+    url: str = field(repr=False)
+    variable: str = POSTGRES_URL
+
+    def __post_init__(self) -> None:
+        fault = _fault_of(self.url)
+        if fault is not None:
+            raise ConfigurationError(f"{self.variable} {fault}")
+
+    def parameters(self) -> dict[str, str]:
+        """The parameters that the URL names, under libpq's names, decoded."""
+        return {name: str(value) for name, value in conninfo_to_dict(self.url).items()}
+
+    def attempts(self) -> list[str]:
+        """One connection string for each of the URL's servers, in their order."""
+        given = self.parameters()
+        hosts, addresses, ports = ((given.get(name) or "").split(",") for name in ("host", "hostaddr", "port"))
+        count = max(len(hosts), len(addresses))
+        others = {name: value for name, value in given.items() if name not in _SERVER}
+        columns = (("host", _spread(hosts, count)), ("hostaddr", _spread(addresses, count)), ("port", _spread(ports, count)))
+        return [make_conninfo(**others | {name: values[server] for name, values in columns if values[server]}) for server in range(count)]
+
+    @property
+    def place(self) -> str:
+        """Server, database and user, for messages: never the password."""
+        given = self.parameters()
+        known = given
+        if "service" not in given:
+            # what the URL leaves open comes from libpq's own variables
+            known = {option.keyword.decode(): _text(option.val) for option in Conninfo.get_defaults()} | given
+        hosts = (known.get("host") or known.get("hostaddr") or "localhost").split(",")
+        ports = _spread((known.get("port") or "5432").split(","), len(hosts))
+        servers = ", ".join(f"{named(host or 'localhost')}:{named(port or '5432')}" for host, port in zip(hosts, ports, strict=True))
+        service = f" of service {quoted(given['service'])}" if "service" in given else ""
+        database, user = (quoted(known.get(name) or "(default)") for name in ("dbname", "user"))
+        return f"database {database} at {servers} as user {user}{service}"
+
+
+def _text(value: bytes | None) -> str:
+    return "" if value is None else value.decode(errors="replace")
+
+
+def _spread(values: list[str], count: int) -> list[str]:
+    """One value for each server: a single one holds for all of them."""
+    return values * count if len(values) == 1 else [*values, *[""] * (count - len(values))]
+
+
+def _fault_of(url: str) -> str | None:
+    """The reason why the driver does not take the URL, or None; it names parameters, never a value."""
+    if not url.startswith(_SCHEMES):
+        return f"is not a URL of Postgres; write {_FORM}"
+    if any(ord(character) < ord(" ") or character == "\x7f" for character in url):
+        return f"cannot be parsed: it holds a line break or another control character; write {_FORM}"
+    # libpq would take what follows the wrong one for a host, a port or a database, and messages would show it
+    before, at, after = url.partition("://")[2].partition("@")
+    if "@" in after or (at and ("/" in before or "?" in before)):
+        return f"cannot be parsed: an @, / or ? in it is not percent-encoded (%40, %2F, %3F); write {_FORM}"
+    try:
+        given = conninfo_to_dict(url)
+        for host in str(given.get("host") or "").split(","):
+            # as the driver does with a name, to look it up
+            host.encode("idna" if not host.startswith("/") else "utf8")
+    except (psycopg.ProgrammingError, UnicodeError):
+        # bytes that are not UTF-8, in the variable itself or percent-encoded, are an error of Python's
+        return f"cannot be parsed; write {_FORM}, special characters percent-encoded"
+    if not all(port == "" or _is_port(port) for port in str(given.get("port") or "").split(",")):
+        return f"has a port that is not a number from 1 to {_HIGHEST_PORT}; write {_FORM}, special characters percent-encoded"
+    return _fault_of_parameters({name: str(value) for name, value in given.items()})
+
+
+def _fault_of_parameters(given: dict[str, str]) -> str | None:
+    refused = [name for name in given if not _is_number_or_address(name, given[name])]
+    hosts, addresses = given.get("host", ""), given.get("hostaddr", "")
+    if hosts and addresses and hosts.count(",") != addresses.count(","):
+        refused.append("hostaddr")
+    if not refused and _passes(given):
+        return None
+    if not _passes():
+        names = ", ".join(_refused_variables())
+        return f"cannot be used: the driver does not take the value of its own variable {names}; correct or unset that one. Write {_FORM}"
+    refused = refused or [name for name in given if name not in _SERVER and not _passes({name: given[name]})]
+    if refused:
+        return f"has a value that the driver does not take for {', '.join(refused)}; see libpq's connection parameters. Write {_FORM}"
+    names = ", ".join(name for name in given if name not in _IDENTITY)
+    return f"has parameters that the driver does not take together ({names}); see libpq's connection parameters. Write {_FORM}"
+
+
+def _refused_variables() -> list[str]:
+    """The variables without which libpq's own environment would do; all that are set when no single one is at fault."""
+    options = [option for option in Conninfo.get_defaults() if option.envvar and option.envvar.decode() in os.environ]
+    alone = [option for option in options if _passes({option.keyword.decode(): _text(option.compiled)})]
+    return [option.envvar.decode() for option in alone or options if option.envvar]
+
+
+def _is_number_or_address(name: str, value: str) -> bool:
+    """False for a value that the driver takes at first and refuses, or ignores, later."""
+    if name == "hostaddr":
+        return all(address == "" or _is_address(address) for address in value.split(","))
+    return name not in _NUMBERS or (value.isascii() and value.strip().removeprefix("-").isdecimal())
+
+
+def _passes(given: dict[str, str] | None = None) -> bool:
+    """Whether libpq takes the parameters, as far as it can know before it has a socket."""
+    given = dict(given or {})
+    servers = max(len((given.get(name) or "").split(",")) for name in ("host", "hostaddr"))
+    # right for a server elsewhere, and refused for a socket of this machine
+    if given.get("gssencmode") == "require":
+        del given["gssencmode"]
+    attempt = given | {"host": ",".join([_NO_SERVER] * servers), "hostaddr": ""}
+    connection = PGconn.connect_start(make_conninfo(**attempt).encode())
+    refusal = connection.error_message
+    connection.finish()
+    return _NO_SERVER.encode() in refusal
+
+
+def _is_port(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) <= len(str(_HIGHEST_PORT)) and 1 <= int(text) <= _HIGHEST_PORT
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
