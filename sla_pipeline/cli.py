@@ -299,7 +299,8 @@ def demo(
 def _progress(what: str) -> Iterator["_Advance"]:
     """A progress bar on standard error, where it does not mix with results."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=err, transient=True) as bar:
+    # where it is not seen it would still print an empty line
+    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as bar:
         yield _Advance(bar, bar.add_task(what, total=None))
 
 
