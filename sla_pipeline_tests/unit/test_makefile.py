@@ -77,7 +77,8 @@ class Clone:
         for process in self._running:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
+            # closes the pipes
+            process.__exit__(None, None, None)
 
 
 @pytest.fixture
