@@ -10,6 +10,8 @@ if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     try:
         warm_up()
+    except KeyboardInterrupt:
+        sys.exit(130)
     except SlaPipelineError as error:
         print(f"sla-pipeline: {error}", file=sys.stderr)  # noqa: T201
         # as the command line has them: a wrong value, or something that a person must mend

@@ -208,7 +208,7 @@ def _run_storage_tool(formatted: Path) -> None:
         ]
         made = subprocess.run(command, capture_output=True, text=True, check=False, env=java_environment())
         if made.returncode:
-            raise ServiceError(f"Kafka's log cannot be formatted: {(made.stderr or made.stdout).strip()}")
+            raise ServiceError(f"Kafka's log cannot be formatted: {' '.join((made.stderr or made.stdout).split())}")
         part.rename(formatted)
 
 

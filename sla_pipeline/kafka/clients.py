@@ -38,6 +38,8 @@ _QUIET_FACILITIES = {
     "CONFWARN": logging.DEBUG,
     # a coordinator that is just starting is asked again; what does not come to an end is told by the call that waits for it
     "GETPID": logging.INFO,
+    # a broker that cannot be reached, or one that refuses a login: the same, with its reason
+    "FAIL": logging.INFO,
 }
 # numbers in a line of librdkafka (milliseconds, ids of threads and clients) do not make it another line
 _NUMBER = re.compile(r"\d+")

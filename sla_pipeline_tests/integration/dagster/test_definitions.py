@@ -71,7 +71,9 @@ def test_no_setting_is_configuration_of_a_resource(definitions: dg.Definitions) 
     assert sorted(resources) == ["cycle_values", "kafka", "postgres"]
     for name in ("kafka", "postgres"):
         assert resources[name].description
-        assert resources[name].config_schema.config_type.fields == {}
+        taken = resources[name].config_schema.config_type
+        assert isinstance(taken, dg.Shape)
+        assert taken.fields == {}
 
 
 def test_the_asset_is_late_after_five_minutes_without_a_successful_cycle(definitions: dg.Definitions) -> None:
