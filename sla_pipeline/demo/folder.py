@@ -27,7 +27,7 @@ from sla_pipeline.kafka.settings import KafkaSettings
 from sla_pipeline.postgres.outbox import PostgresOutbox
 from sla_pipeline.postgres.session import PostgresSettings
 
-__all__ = ["check_agreement", "claimed_folder", "usable_or_remedy"]
+__all__ = ["check_agreement", "claimed_folder", "first_line", "usable_or_remedy"]
 
 _LOCK = "demo.lock"
 # the words of the system, of PostgreSQL and of its driver, in an error or in the end of a server's log
@@ -83,11 +83,11 @@ def _explained(state: Path, error: Exception) -> ServiceError | None:
             return _unusable(state, error.cause)
         case DatabaseUnavailable() | KafkaUnavailable():
             # perhaps a slow machine: nothing is to be thrown away at the first try
-            return ServiceError(f"the demo did not start: {_first_line(error)}; start again, and if that fails too, {_remove(state)}")
+            return ServiceError(f"the demo did not start: {first_line(error)}; start again, and if that fails too, {_remove(state)}")
         case DatabaseError() | KafkaError() | FailClosed() | psycopg.Error():
-            return _unusable(state, _first_line(error))
+            return _unusable(state, first_line(error))
         case dg.DagsterError() | sqlalchemy.exc.SQLAlchemyError():
-            return _unusable(state, f"Dagster's storage: {_first_line(error)}")
+            return _unusable(state, f"Dagster's storage: {first_line(error)}")
         case _:
             return None
 
@@ -108,5 +108,6 @@ def _remove(state: Path) -> str:
     return f"remove {state} and start again (the demo's tickets, events and Dagster runs are lost)"
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """The first line of its message, or its kind."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
