@@ -26,7 +26,7 @@ def test_a_server_that_was_killed_is_named_and_not_the_drivers_error(tmp_path: P
 
 def test_a_session_that_is_refused_by_servers_that_run(tmp_path: Path) -> None:
     with Service("PostgreSQL", ["/bin/sleep", "60"], tmp_path / "log") as service:
-        one_line = pytest.raises(ServiceError, match="^the demo cannot read its own cycles: too many clients$")
+        one_line = pytest.raises(ServiceError, match=r"^the demo cannot read its own cycles: too many clients$")
         with one_line, _ended_by_itself([service], TrafficFuture()):
             raise psycopg.OperationalError("too many clients\nsecond line")
         with _ended_by_itself([service], TrafficFuture()):
@@ -36,6 +36,6 @@ def test_a_session_that_is_refused_by_servers_that_run(tmp_path: Path) -> None:
 def test_the_traffics_error_is_one_line() -> None:
     traffic = TrafficFuture()
     traffic.set_exception(DatabaseUnavailable("no connection to database 'support'"))
-    one_line = pytest.raises(ServiceError, match="^the ticket traffic has ended by itself: no connection to database 'support'$")
+    one_line = pytest.raises(ServiceError, match=r"^the ticket traffic has ended by itself: no connection to database 'support'$")
     with one_line, _ended_by_itself([], traffic):
         pass
