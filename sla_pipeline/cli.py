@@ -27,6 +27,7 @@ from sla_pipeline.cycle import BATCH_SIZE, MAX_BATCHES_PER_CYCLE, CycleInput, Sy
 from sla_pipeline.event import TicketSlaBreachedKafkaEvent
 from sla_pipeline.kafka.settings import KafkaSettings
 from sla_pipeline.postgres.session import PostgresSettings, single_runner_from_environment
+from sla_pipeline.quoting import quoted
 from sla_pipeline.telemetry.logs import configure_logging
 
 if TYPE_CHECKING:
@@ -262,7 +263,12 @@ def replay(
     """
     from sla_pipeline.demo.replay import replay_on_embedded_servers  # noqa: PLC0415
 
-    with _progress("replaying") as advance:
+    if out_file is not None:
+        try:
+            out_file.touch()
+        except OSError as error:
+            raise errors.InputError(f"--out: {quoted(str(out_file))} cannot be written: {error.strerror}; name another file") from None
+    with _interrupted_by_any_signal(), _progress("replaying") as advance:
         result = replay_on_embedded_servers(log, until=until.replace(tzinfo=UTC) if until else None, on_progress=advance)
     if out_file is not None:
         out_file.write_text(result.as_csv())

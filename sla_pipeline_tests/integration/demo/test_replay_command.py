@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from sla_pipeline import cli
 from sla_pipeline.demo.replay import replay_on_embedded_servers
 from sla_pipeline.errors import InputError
 from sla_pipeline_tests.shared_servers import server_folder
@@ -40,3 +41,19 @@ def test_a_malformed_log_is_refused_before_any_server_is_started(tmp_path: Path,
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
     with pytest.raises(InputError, match=r"log\.csv, line 3, column status: 'Working'; write one of New, InWork, OnHold, Resolved, Closed"):
         replay_on_embedded_servers(log)
+
+
+@pytest.mark.parametrize(("out", "fault"), [("missing/out.csv", "No such file or directory"), ("log.csv/out.csv", "Not a directory")])
+def test_a_result_that_cannot_be_written_is_refused_before_any_server_is_started(
+    out: str, fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "log.csv"
+    log.write_text(LOG)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
+    monkeypatch.setattr("sys.argv", ["sla-pipeline", "replay", str(log), "--out", str(tmp_path / out)])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 2
+    complaint = capsys.readouterr().err
+    assert complaint.startswith("sla-pipeline: --out: '")
+    assert complaint.endswith(f" cannot be written: {fault}; name another file\n")

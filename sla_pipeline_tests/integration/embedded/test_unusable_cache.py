@@ -121,7 +121,7 @@ def test_a_broker_starts_on_jars_alone_and_leaves_nothing_beside_them(monkeypatc
     # loaded at its first use, from where nobody may be unable to read
     codecs.lookup("utf-16-be")
     with server_folder() as folder:
-        cache, state = folder / "a cache" / cache_folder().name, folder / "state"
+        cache, state = folder / "cache of Ivan Ž" / cache_folder().name, folder / "state"
         cache.mkdir(parents=True)
         state.mkdir()
         state.chmod(0o777)
