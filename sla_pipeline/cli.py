@@ -5,6 +5,7 @@ another room.
 """
 
 import json
+import logging
 import signal
 import sys
 import threading
@@ -268,6 +269,7 @@ def replay(
             out_file.touch()
         except OSError as error:
             raise errors.InputError(f"--out: {quoted(str(out_file))} cannot be written: {error.strerror}; name another file") from None
+    _without_log()
     with _interrupted_by_any_signal(), _progress("replaying") as advance:
         result = replay_on_embedded_servers(log, until=until.replace(tzinfo=UTC) if until else None, on_progress=advance)
     if out_file is not None:
@@ -290,6 +292,7 @@ def demo(
     from sla_pipeline.audit.report import as_table  # noqa: PLC0415
     from sla_pipeline.demo.stage import run_demo  # noqa: PLC0415
 
+    _without_log()
     with _interrupted_by_any_signal():
         try:
             report = run_demo(state.resolve(), cycles=cycles, say=partial(out.print, markup=False))
@@ -299,6 +302,11 @@ def demo(
     out.print(as_table(report))
     if not report.clean:
         raise typer.Exit(_EXIT_FAILED)
+
+
+def _without_log() -> None:
+    """Keep the log of the cycles that a command plays to itself: without a handler Python prints its warnings, without their values."""
+    logging.getLogger("sla_pipeline").addHandler(logging.NullHandler())
 
 
 @contextmanager

@@ -136,9 +136,9 @@ def test_the_databases_url_is_taken_or_refused_and_never_shown(url: str) -> None
         try:
             taken = PostgresSettings.from_environment()
         except ConfigurationError as error:
-            _assert_told(error, "SLA_POSTGRES_URL ", "postgresql://USER:PASSWORD@HOST:PORT/DATABASE")
+            _assert_told(error, "SLA_POSTGRES_URL ", "; ")
         else:
-            assert taken.url == url
+            assert taken.url == url.strip()
             assert CANARY not in repr(taken)
             # a password in the place of another part is shown as that part; only where the URL says password it is one
             if url.startswith(f"postgresql://worker:{CANARY}@db-1/"):
