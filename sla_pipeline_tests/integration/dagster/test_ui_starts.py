@@ -98,7 +98,6 @@ class Site:
     deployed: Deployment
     instance: dg.DagsterInstance
     support: Support
-    worker_url: str
     kafka: KafkaSettings
 
     def launch(self, job: str, *, assets: bool = True, checks: bool = False, config: object = None) -> dict[str, Any]:
@@ -217,7 +216,7 @@ def site(
         support = up.enter_context(psycopg.connect(owner_url, autocommit=True))
         deployed = up.enter_context(deployment(home))
         deployed.start_webserver()
-        site = Site(deployed, instance, support, worker_url, kafka)
+        site = Site(deployed, instance, support, kafka)
         _stop_schedule(site)
         yield site
 
