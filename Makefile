@@ -5,8 +5,10 @@ PYTHON ?= python3
 VENV = .venv
 BIN = $(VENV)/bin
 UV ?= uv
+# what runs in the environment holds it: a changed lock is not installed under a running demo
+RUN = $(PYTHON) tools/hold_venv.py use $(VENV)
 # two test processes: more gain nothing, the servers need the rest of the machine
-PYTEST = $(BIN)/python -m pytest
+PYTEST = $(RUN) $(BIN)/python -m pytest
 PARALLEL = -n 2 --dist worksteal
 
 # `--name value` when the variable is set: $(call option,CYCLES,--cycles)
@@ -19,23 +21,23 @@ help: ## shows this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1: /p' Makefile
 
 demo: install ## the whole pipeline on this machine, with Dagster's UI; Ctrl-C stops it; CYCLES=2 stops after two cycles
-	@exec $(BIN)/sla-pipeline demo $(call option,CYCLES,--cycles)
+	@exec $(RUN) $(BIN)/sla-pipeline demo $(call option,CYCLES,--cycles)
 
 test: install ## all tests, on a real PostgreSQL and a real Kafka
-	@$(BIN)/python -m sla_pipeline.embedded
+	@$(RUN) $(BIN)/python -m sla_pipeline.embedded
 	@$(PYTEST) $(PARALLEL)
 
 check: install ## lint, format, types, direction of imports
-	$(BIN)/python -m ruff check
-	$(BIN)/python -m ruff format --check
-	$(BIN)/python -m mypy
-	$(BIN)/lint-imports
+	$(RUN) $(BIN)/python -m ruff check
+	$(RUN) $(BIN)/python -m ruff format --check
+	$(RUN) $(BIN)/python -m mypy
+	$(RUN) $(BIN)/lint-imports
 
 bench: install ## three speed ratios, each taken inside one run
-	@$(BIN)/python -m sla_pipeline_tests.benchmarks
+	@$(RUN) $(BIN)/python -m sla_pipeline_tests.benchmarks
 
 chaos: install ## kills and freezes everything while tickets are marked, then counts events; KILLS= TICKETS= SECONDS= SEED=
-	@$(BIN)/python -m sla_pipeline_tests.chaos \
+	@$(RUN) $(BIN)/python -m sla_pipeline_tests.chaos \
 	    $(call option,KILLS,--kills) $(call option,TICKETS,--tickets) $(call option,SECONDS,--seconds) $(call option,SEED,--seed)
 
 replay: install ## the replay of the whole incident log; `make test` replays a part of it
@@ -49,18 +51,26 @@ lock-kafka: install ## for maintainers: writes the list of the broker's jars ane
 	$(BIN)/python -m sla_pipeline.embedded.lock_jars
 
 install: $(VENV)/installed
+	@:
 
 # a changed lock installs again; a package that left the lock leaves with the old environment
+ifndef HOLDS_VENV
+# one make installs; others wait for it, and find the work done
 $(VENV)/installed: requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	    || { echo "Python 3.11 or later is needed; $(PYTHON) is $$($(PYTHON) --version 2>&1). Say: make PYTHON=python3.12 ..." >&2; exit 1; }
+	@$(PYTHON) tools/hold_venv.py install $(VENV) $(MAKE) --no-print-directory HOLDS_VENV=1 install
+else
+# `installed` is written last: an installation that was killed begins anew
+$(VENV)/installed: requirements.lock pyproject.toml
 	$(PYTHON) -m venv --clear $(VENV)
 	@# the lock is complete; without --no-deps, pip takes a dependency with an extra, gql[requests], for one that the lock does not pin
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r requirements.lock
 	@# without isolation the build takes setuptools from the lock, and no network
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
+endif
 
 clean: ## removes what was made here; the shared jars stay
-	rm -rf $(VENV) .demo build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(VENV).lock .demo build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find sla_pipeline sla_pipeline_tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -6,6 +6,7 @@ another room.
 
 import io
 import json
+import logging
 import signal
 import sys
 import threading
@@ -349,7 +350,13 @@ def replay(
     """
     from sla_pipeline.demo.replay import replay_on_embedded_servers  # noqa: PLC0415
 
-    with _progress("replaying") as advance:
+    if out_file is not None:
+        try:
+            out_file.touch()
+        except OSError as error:
+            raise errors.InputError(f"--out: {quoted(str(out_file))} cannot be written: {error.strerror}; name another file") from None
+    _without_log()
+    with _interrupted_by_any_signal(), _progress("replaying") as advance:
         result = replay_on_embedded_servers(log, until=until.replace(tzinfo=UTC) if until else None, on_progress=advance)
     if out_file is not None:
         out_file.write_text(result.as_csv())
@@ -371,6 +378,7 @@ def demo(
     from sla_pipeline.audit.report import as_table  # noqa: PLC0415
     from sla_pipeline.demo.stage import run_demo  # noqa: PLC0415
 
+    _without_log()
     with _interrupted_by_any_signal():
         try:
             report = run_demo(state.resolve(), cycles=cycles, say=out.print)
@@ -382,11 +390,17 @@ def demo(
         raise typer.Exit(_EXIT_FAILED)
 
 
+def _without_log() -> None:
+    """Keep the log of the cycles that a command plays to itself: without a handler Python prints its warnings, without their values."""
+    logging.getLogger("sla_pipeline").addHandler(logging.NullHandler())
+
+
 @contextmanager
 def _progress(what: str) -> Iterator["_Advance"]:
     """A progress bar on standard error, where it does not mix with results."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=err, transient=True) as bar:
+    # where it is not seen it would still print an empty line
+    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as bar:
         yield _Advance(bar, bar.add_task(what, total=None))
 
 

@@ -2,7 +2,7 @@
 
 What belongs here: who starts the servers and how the others learn their addresses. What does not: what is in them (``conftest.py``).
 Under pytest-xdist the controller owns the servers, because it outlives its workers; it cannot know what they will need, since they alone
-collect the tests. So they ask, over a local socket whose address travels in ``workerinput``.
+collect the tests. So they ask, over a socket whose address travels in ``workerinput``.
 """
 
 import contextlib
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from sla_pipeline.embedded import ServiceError, embedded_kafka, embedded_postgres
+from sla_pipeline.errors import SlaPipelineError
 
 POSTGRES_VARIABLE = "SLA_TEST_POSTGRES_URL"
 KAFKA_VARIABLE = "SLA_TEST_KAFKA_BOOTSTRAP_SERVERS"
@@ -64,7 +65,7 @@ class OwnServers:
 class AskedServers:
     """Servers of xdist's controller, for its workers."""
 
-    def __init__(self, address: str, key: bytes) -> None:
+    def __init__(self, address: tuple[str, int], key: bytes) -> None:
         self._address = address
         self._key = key
 
@@ -89,13 +90,15 @@ class ServersDesk:
     def __init__(self, servers: OwnServers) -> None:
         self._answers = {"postgres": servers.postgres_url, "kafka": servers.kafka_bootstrap_servers}
         self.key = os.urandom(16)
-        self._listener = Listener(family="AF_UNIX", authkey=self.key)
+        # not AF_UNIX: a socket's path may not exceed 107 bytes, and one in a deep temporary folder does
+        self._listener = Listener(("127.0.0.1", 0), authkey=self.key)
         self._thread = threading.Thread(target=self._serve, name="servers-desk", daemon=True)
         self._thread.start()
 
     @property
-    def address(self) -> str:
-        return str(self._listener.address)
+    def address(self) -> tuple[str, int]:
+        host, port = self._listener.address
+        return str(host), int(port)
 
     def close(self) -> None:
         with Client(self.address, authkey=self.key) as connection:
@@ -114,7 +117,7 @@ class ServersDesk:
     def _answer(self, connection: Connection, name: str) -> None:
         try:
             answer = (True, self._answers[name]())
-        except ServiceError as error:
+        except SlaPipelineError as error:
             answer = (False, str(error))
         connection.send(answer)
 

@@ -3,7 +3,6 @@
 import contextlib
 import errno
 import os
-import pwd
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import psycopg
 import sqlalchemy.exc
 
 from sla_pipeline.embedded import ServiceError, UnusableState
+from sla_pipeline.embedded.folders import DISK, cause, is_below
 from sla_pipeline.embedded.supervision import exclusive
 from sla_pipeline.errors import (
     DatabaseError,
@@ -27,11 +27,9 @@ from sla_pipeline.kafka.settings import KafkaSettings
 from sla_pipeline.postgres.outbox import PostgresOutbox
 from sla_pipeline.postgres.session import PostgresSettings
 
-__all__ = ["check_agreement", "claimed_folder", "usable_or_remedy"]
+__all__ = ["check_agreement", "claimed_folder", "first_line", "usable_or_remedy"]
 
 _LOCK = "demo.lock"
-# a disk that is full, over its quota or read-only is no fault of the data: removing the folder may not even be possible
-_DISK = {errno.ENOSPC: "the disk is full", errno.EDQUOT: "the disk quota is used up", errno.EROFS: "the disk is read-only"}
 # the words of the system, of PostgreSQL and of its driver, in an error or in the end of a server's log
 _DISK_FULL_SIGNS = (os.strerror(errno.ENOSPC), "Check free disk space", "DiskFull")
 _CHOOSE = "free or remount it, or name another folder with --state"
@@ -48,13 +46,13 @@ def claimed_folder(state: Path) -> Iterator[None]:
             state.mkdir(parents=True, exist_ok=True)
             held.enter_context(exclusive(state / _LOCK, f"the demo's folder {state}"))
         except OSError as error:
-            if error.errno in _DISK:
+            if error.errno in DISK:
                 remedy = _CHOOSE
             elif os.path.lexists(state):
                 remedy = f"remove {state}, or name another folder with --state"
             else:
                 remedy = "name another one with --state"
-            raise InputError(f"the demo cannot use the folder {state}: {_cause(error, state)}; {remedy}") from error
+            raise InputError(f"the demo cannot use the folder {state}: {cause(error, state)}; {remedy}") from error
         yield
 
 
@@ -69,27 +67,27 @@ def usable_or_remedy(state: Path) -> Iterator[None]:
             raise
         raise ours from error
     except OSError as error:
-        if error.errno in _DISK:
-            raise ServiceError(f"the demo cannot use its folder {state}: {_cause(error, state)}; {_CHOOSE}") from error
-        if not _is_below(state, error.filename):
+        if error.errno in DISK:
+            raise ServiceError(f"the demo cannot use its folder {state}: {cause(error, state)}; {_CHOOSE}") from error
+        if not is_below(state, error.filename):
             raise
-        raise _unusable(state, _cause(error, state)) from error
+        raise _unusable(state, cause(error, state)) from error
 
 
 def _explained(state: Path, error: Exception) -> ServiceError | None:
     """The error that names the remedy; None when ``error`` says itself what to do."""
     if any(sign in str(error) for sign in _DISK_FULL_SIGNS):
-        return ServiceError(f"the demo cannot use its folder {state}: {_DISK[errno.ENOSPC]}; {_CHOOSE}")
+        return ServiceError(f"the demo cannot use its folder {state}: {DISK[errno.ENOSPC]}; {_CHOOSE}")
     match error:
         case UnusableState():
             return _unusable(state, error.cause)
         case DatabaseUnavailable() | KafkaUnavailable():
             # perhaps a slow machine: nothing is to be thrown away at the first try
-            return ServiceError(f"the demo did not start: {_first_line(error)}; start again, and if that fails too, {_remove(state)}")
+            return ServiceError(f"the demo did not start: {first_line(error)}; start again, and if that fails too, {_remove(state)}")
         case DatabaseError() | KafkaError() | FailClosed() | psycopg.Error():
-            return _unusable(state, _first_line(error))
+            return _unusable(state, first_line(error))
         case dg.DagsterError() | sqlalchemy.exc.SQLAlchemyError():
-            return _unusable(state, f"Dagster's storage: {_first_line(error)}")
+            return _unusable(state, f"Dagster's storage: {first_line(error)}")
         case _:
             return None
 
@@ -110,31 +108,6 @@ def _remove(state: Path) -> str:
     return f"remove {state} and start again (the demo's tickets, events and Dagster runs are lost)"
 
 
-def _cause(error: OSError, state: Path) -> str:
-    reason = _DISK.get(error.errno or 0) or error.strerror or str(error)
-    if not isinstance(error.filename, (str, bytes)):
-        return reason
-    place = Path(os.fsdecode(error.filename))
-    where = "" if place == state else f"{place}: "
-    return f"{where}{reason}{_owned_by_another(place) if isinstance(error, PermissionError) else ''}"
-
-
-def _owned_by_another(place: Path) -> str:
-    """A hint at the usual reason: an earlier demo ran as root."""
-    for path in (place, *place.parents):
-        with contextlib.suppress(OSError):
-            owner = path.stat().st_uid
-            if owner == os.geteuid():
-                return ""
-            with contextlib.suppress(KeyError):
-                return f" ({path} belongs to {pwd.getpwuid(owner).pw_name})"
-            return f" ({path} belongs to user {owner})"
-    return ""
-
-
-def _is_below(state: Path, filename: object) -> bool:
-    return isinstance(filename, (str, bytes)) and Path(os.fsdecode(filename)).is_relative_to(state)
-
-
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """The first line of its message, or its kind."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,7 +26,8 @@ from sla_pipeline.demo.incident_log import Change, IncidentLog, log_timestamp, r
 from sla_pipeline.demo.ticket import Ticket
 from sla_pipeline.demo.ticket_history import after_change, ticks
 from sla_pipeline.demo.worker_login import worker_login
-from sla_pipeline.embedded import embedded_kafka, embedded_postgres
+from sla_pipeline.embedded import ServiceError, embedded_kafka, embedded_postgres
+from sla_pipeline.embedded.folders import cause
 from sla_pipeline.errors import InputError
 from sla_pipeline.event import TicketSlaBreachedKafkaEvent
 from sla_pipeline.kafka.events import read_events
@@ -150,16 +151,23 @@ def replay_on_embedded_servers(
 
 @contextmanager
 def _temporary_servers() -> Iterator[tuple[str, KafkaSettings]]:
-    with tempfile.TemporaryDirectory(prefix="sla-replay-") as name:
-        folder = Path(name)
-        # root's PostgreSQL runs as nobody, who must be able to pass through
-        folder.chmod(0o755)
-        with embedded_postgres(folder / "postgres", durable=False) as postgres, embedded_kafka(folder / "kafka") as broker:
-            owner_url = postgres.database("support")
-            upgrade(owner_url, with_tickets=True)
-            kafka = KafkaSettings(broker.bootstrap_servers)
-            create_topics(kafka)
-            yield owner_url, kafka
+    with ExitStack() as up:
+        try:
+            folder = Path(up.enter_context(tempfile.TemporaryDirectory(prefix="sla-replay-")))
+            # root's PostgreSQL runs as nobody, who must be able to pass through
+            folder.chmod(0o755)
+            postgres = up.enter_context(embedded_postgres(folder / "postgres", durable=False))
+            broker = up.enter_context(embedded_kafka(folder / "kafka"))
+        except OSError as error:
+            raise ServiceError(
+                f"the replay cannot use the folder for temporary files: {cause(error, Path())}; "
+                "make room there, or name another folder in TMPDIR"
+            ) from error
+        owner_url = postgres.database("support")
+        upgrade(owner_url, with_tickets=True)
+        kafka = KafkaSettings(broker.bootstrap_servers)
+        create_topics(kafka)
+        yield owner_url, kafka
 
 
 def _require_empty(connection: psycopg.Connection, owner: PostgresSettings, kafka: KafkaSettings) -> None:

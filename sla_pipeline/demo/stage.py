@@ -15,7 +15,8 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,12 +24,13 @@ from typing import NamedTuple
 
 import dagster as dg
 import psycopg
+import sqlalchemy.exc
 from dagster_graphql import DagsterGraphQLClient
 
 from sla_pipeline.audit.findings import AuditReport
 from sla_pipeline.audit.verify import verify
 from sla_pipeline.demo.environment import Addresses, isolated_environment, second_shell_file
-from sla_pipeline.demo.folder import check_agreement, claimed_folder, usable_or_remedy
+from sla_pipeline.demo.folder import check_agreement, claimed_folder, first_line, usable_or_remedy
 from sla_pipeline.demo.incident_log import read_log
 from sla_pipeline.demo.traffic import Traffic, load_stock
 from sla_pipeline.demo.worker_login import worker_login
@@ -101,7 +103,7 @@ def run_demo(state: Path, *, cycles: int | None, say: Say) -> AuditReport:
         with usable_or_remedy(state):
             # of a demo that was killed: its passwords are no longer valid
             (state / _ENV_FILE).unlink(missing_ok=True)
-            addresses = _start_servers(state, up, say)
+            addresses, servers = _start_servers(state, up, say)
             watch = _Watch(addresses.owner_url)
         with ExitStack() as play:
             with usable_or_remedy(state):
@@ -113,14 +115,11 @@ def run_demo(state: Path, *, cycles: int | None, say: Say) -> AuditReport:
             deadline = time.monotonic() + patience_seconds
             scheduled = 0
             while cycles is None or scheduled < cycles:
-                for child in children:
-                    child.check()
-                if not traffic.is_alive():
-                    raise ServiceError("the ticket traffic has ended by itself; its error is above")
-                for cycle in watch.finished():
-                    by_schedule = cycle.run_id != first_run and _is_scheduled(instance, cycle.run_id)
-                    scheduled += by_schedule
-                    say(cycle.as_line())
+                with _ended_by_itself([*servers, *children], traffic):
+                    for cycle in watch.finished():
+                        by_schedule = cycle.run_id != first_run and _is_scheduled(instance, cycle.run_id)
+                        scheduled += by_schedule
+                        say(cycle.as_line())
                 if time.monotonic() > deadline:
                     raise ServiceError(
                         f"only {scheduled} of {cycles} scheduled cycles ended in {patience_seconds:.0f} s; see the logs in {state}"
@@ -131,6 +130,21 @@ def run_demo(state: Path, *, cycles: int | None, say: Say) -> AuditReport:
         return verify(PostgresSettings(addresses.worker_url), kafka, now_utc=datetime.now(UTC))
 
 
+@contextmanager
+def _ended_by_itself(services: Sequence[Service], traffic: "Future[None]") -> Iterator[None]:
+    """Raise ``ServiceError`` naming what has ended, also when the block met it first as an error of a driver."""
+    try:
+        yield
+    except (psycopg.Error, sqlalchemy.exc.SQLAlchemyError, dg.DagsterError) as error:
+        for service in services:
+            service.check()
+        raise ServiceError(f"the demo cannot read its own cycles: {first_line(error)}") from error
+    for service in services:
+        service.check()
+    if traffic.done():
+        raise ServiceError(f"the ticket traffic has ended by itself: {first_line(traffic.exception() or ServiceError('it was stopped'))}")
+
+
 def _isolate_this_process() -> None:
     """Our own sessions read the environment too: libpq, Dagster's instance, the GraphQL client."""
     isolated = isolated_environment(os.environ)
@@ -139,7 +153,7 @@ def _isolate_this_process() -> None:
     os.environ.update(isolated)
 
 
-def _start_servers(state: Path, up: ExitStack, say: Say) -> Addresses:
+def _start_servers(state: Path, up: ExitStack, say: Say) -> tuple[Addresses, list[Service]]:
     postgres = up.enter_context(embedded_postgres(state / "postgres"))
     say("PostgreSQL is up")
     kafka = up.enter_context(embedded_kafka(state / "kafka"))
@@ -153,13 +167,14 @@ def _start_servers(state: Path, up: ExitStack, say: Say) -> Addresses:
         if connection.execute("select count(*) from support.tickets").fetchone() == (0,):
             count = load_stock(connection, read_log(), datetime.now(UTC))
             say(f"{count} tickets of a real service desk are in stock")
-    return Addresses(
+    addresses = Addresses(
         worker_url=worker_login(owner_url),
         owner_url=owner_url,
         bootstrap_servers=settings.bootstrap_servers,
         dagster_home=state / "dagster",
         dagster_url=postgres.database("dagster"),
     )
+    return addresses, [postgres.service, kafka.service]
 
 
 def _start_dagster(
@@ -215,15 +230,13 @@ def _web_port() -> int:
 
 
 @contextmanager
-def _traffic(owner_url: str) -> Iterator[threading.Thread]:
+def _traffic(owner_url: str) -> Iterator["Future[None]"]:
     stop = threading.Event()
-    thread = threading.Thread(target=Traffic(owner_url).run, args=(stop,), name="ticket traffic", daemon=True)
-    thread.start()
-    try:
-        yield thread
-    finally:
-        stop.set()
-        thread.join()
+    with ThreadPoolExecutor(1, thread_name_prefix="ticket traffic") as pool:
+        try:
+            yield pool.submit(Traffic(owner_url).run, stop)
+        finally:
+            stop.set()
 
 
 def _is_scheduled(instance: dg.DagsterInstance, run_id: str) -> bool:

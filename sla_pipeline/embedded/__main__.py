@@ -3,12 +3,16 @@
 import logging
 import sys
 
-from sla_pipeline.embedded.supervision import ServiceError
 from sla_pipeline.embedded.warm_up import warm_up
+from sla_pipeline.errors import InputError, SlaPipelineError
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     try:
         warm_up()
-    except ServiceError as error:
-        sys.exit(str(error))
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except SlaPipelineError as error:
+        print(f"sla-pipeline: {error}", file=sys.stderr)  # noqa: T201
+        # as the command line has them: a wrong value, or something that a person must mend
+        sys.exit(2 if isinstance(error, InputError) else 3)

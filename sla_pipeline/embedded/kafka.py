@@ -13,14 +13,14 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-import filelock
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
-from sla_pipeline.embedded.jars import cache_folder
+from sla_pipeline.embedded.jars import cache_folder, locked_cache
 from sla_pipeline.embedded.java import java_command, java_environment
 from sla_pipeline.embedded.ports import free_ports, listens
 from sla_pipeline.embedded.supervision import Service, ServiceError, UnusableState, exclusive
+from sla_pipeline.errors import ConfigurationError
 
 __all__ = ["EmbeddedKafka", "embedded_kafka"]
 
@@ -155,14 +155,14 @@ def _broker_properties(data: Path, port: int, controller_port: int) -> dict[str,
 
 
 def _as_properties(values: Mapping[str, object]) -> str:
-    """Text of a Java properties file: ASCII, with all else as UTF-16 escapes."""
+    """Text of a Java properties file: printable ASCII, with all else as UTF-16 escapes."""
     return "".join(f"{name}={_escaped(str(value))}\n" for name, value in values.items())
 
 
 def _escaped(text: str) -> str:
     utf_16 = text.replace("\\", "\\\\").encode("utf-16-be")
     units = [int.from_bytes(utf_16[i : i + 2]) for i in range(0, len(utf_16), 2)]
-    return "".join(chr(unit) if chr(unit).isascii() else f"\\u{unit:04x}" for unit in units)
+    return "".join(chr(unit) if chr(unit).isascii() and chr(unit).isprintable() else f"\\u{unit:04x}" for unit in units)
 
 
 def _format_log(data: Path) -> None:
@@ -170,16 +170,27 @@ def _format_log(data: Path) -> None:
 
     The storage tool takes as long as the broker's own start, so its result is kept beside the jars and copied.
     """
-    formatted = cache_folder() / "formatted-log"
-    with filelock.FileLock(formatted.with_suffix(".lock")):
-        if not formatted.exists():
-            _run_storage_tool(formatted)
     part = data.with_name("data.part")
     shutil.rmtree(part, ignore_errors=True)
-    shutil.copytree(formatted, part)
+    try:
+        shutil.copytree(_formatted_log(), part)
+    except (ConfigurationError, OSError):
+        # the cache has none and cannot be written, or it is one that another user alone may read
+        shutil.rmtree(part, ignore_errors=True)
+        _run_storage_tool(part)
     identity = part / "meta.properties"
     identity.write_text(re.sub("(?m)^cluster.id=.*$", f"cluster.id={_new_cluster_id()}", identity.read_text()))
     part.rename(data)  # whole or not at all
+
+
+def _formatted_log() -> Path:
+    """The formatted log of the cache, made there at the first call. Raises what ``locked_cache`` raises."""
+    formatted = cache_folder() / "formatted-log"
+    if not formatted.exists():
+        with locked_cache(formatted.parent, "formatted-log.lock"):
+            if not formatted.exists():
+                _run_storage_tool(formatted)
+    return formatted
 
 
 def _run_storage_tool(formatted: Path) -> None:
@@ -197,7 +208,7 @@ def _run_storage_tool(formatted: Path) -> None:
         ]
         made = subprocess.run(command, capture_output=True, text=True, check=False, env=java_environment())
         if made.returncode:
-            raise ServiceError(f"Kafka's log cannot be formatted: {(made.stderr or made.stdout).strip()}")
+            raise ServiceError(f"Kafka's log cannot be formatted: {' '.join((made.stderr or made.stdout).split())}")
         part.rename(formatted)
 
 

@@ -227,7 +227,7 @@ def _make_cluster(home: Path, password_file: Path, binaries: Path, user: User | 
             extra_groups=[] if user else None,
         )
     if made.returncode:
-        raise ServiceError(f"initdb failed in {part}: {made.stderr.strip()}")
+        raise ServiceError(f"initdb failed in {part}: {' '.join(made.stderr.split())}")
     with os.fdopen(os.open(password_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.write(password)
     part.rename(data)  # whole or not at all

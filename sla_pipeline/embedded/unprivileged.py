@@ -11,11 +11,12 @@ import pwd
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import filelock
 
+from sla_pipeline.embedded.folders import cause
 from sla_pipeline.embedded.supervision import ServiceError, User
 
 __all__ = ["reachable_copy", "reachable_folder", "unprivileged_user"]
@@ -25,51 +26,77 @@ _OPEN_TO_ALL = Path("/var/tmp")  # noqa: S108 - what is made there is refused wh
 
 
 def unprivileged_user() -> User | None:
-    """The user to run a server as: ``nobody`` when we are root, None (ourselves) otherwise."""
+    """The user to run a server as: ``nobody`` when we are root, None (ourselves) otherwise. Raises ``ServiceError`` where there is none."""
     if os.geteuid() != 0:
         return None
-    nobody = pwd.getpwnam("nobody")
+    try:
+        nobody = pwd.getpwnam("nobody")
+    except KeyError:
+        raise ServiceError("PostgreSQL does not run as root, and this machine has no user nobody for it; run as another user") from None
     return User(nobody.pw_uid, nobody.pw_gid)
 
 
 def reachable_folder(wanted: Path, user: User | None) -> Path:
     """Makes ``wanted``, 0700 and owned by ``user``, and returns it; elsewhere when ``user`` cannot get there (a checkout below /root).
 
-    Raises ``ServiceError`` when the folder elsewhere was made by someone else.
+    Raises ``ServiceError`` when the folder elsewhere was made by someone else or cannot be made.
     """
     wanted.parent.mkdir(parents=True, exist_ok=True)
     if user is None:
         wanted.mkdir(mode=0o700, exist_ok=True)
         return wanted
-    folder = (
-        wanted
-        if _can_enter(wanted.parent, user)
-        else _OPEN_TO_ALL / f"sla-pipeline-{hashlib.sha256(os.fsencode(wanted.absolute())).hexdigest()[:16]}"
-    )
+    if _can_enter(wanted.parent, user):
+        return _given_to(user, wanted)
+    elsewhere = _OPEN_TO_ALL / f"sla-pipeline-{hashlib.sha256(os.fsencode(wanted.absolute())).hexdigest()[:16]}"
+    with _usable_for_nobody(elsewhere):
+        return _given_to(user, elsewhere)
+
+
+def _given_to(user: User, folder: Path) -> Path:
     _make_private(folder, owners=(0, user.uid))
     os.chown(folder, user.uid, user.gid, follow_symlinks=False)
     return folder
 
 
+@contextlib.contextmanager
+def _usable_for_nobody(place: Path) -> Iterator[None]:
+    """Turn what goes wrong on ``place`` into a ``ServiceError`` of one line."""
+    try:
+        yield
+    except OSError as error:
+        raise ServiceError(
+            f"PostgreSQL does not run as root, and {place}, its folder for user nobody, cannot be used: {cause(error, place)}; "
+            f"make room for it below {_OPEN_TO_ALL}, or run as another user"
+        ) from error
+
+
 def reachable_copy(folders: Sequence[Path], name: str, user: User | None) -> list[Path]:
     """``folders``, all of one parent, if ``user`` can enter them; otherwise a copy of them, side by side, made once for all runs.
 
-    ``name`` says what is in them, version included. Raises ``ServiceError`` when the place of the copy was made by someone else.
+    ``name`` says what is in them, version included. Raises ``ServiceError`` when the place of the copy was made by someone else or
+    cannot be written.
     """
     if user is None or all(_can_enter(folder, user) for folder in folders):
         return list(folders)
     place = _OPEN_TO_ALL / f"sla-pipeline-{name}"
-    _make_private(place, owners=(0,))
-    place.chmod(0o755)
     copy = place / "copy"
-    with filelock.FileLock(place / ".lock"):
+    with _usable_for_nobody(place):
+        _make_private(place, owners=(0,))
+        # whole or not at all, so it is read without a lock
         if not copy.exists():
-            part = Path(tempfile.mkdtemp(dir=place))
-            part.chmod(0o755)
-            for folder in folders:
-                shutil.copytree(folder, part / folder.name, symlinks=True)
-            part.rename(copy)  # whole or not at all
+            place.chmod(0o755)
+            with filelock.FileLock(place / ".lock"):
+                if not copy.exists():
+                    _copy(folders, copy)
     return [copy / folder.name for folder in folders]
+
+
+def _copy(folders: Sequence[Path], copy: Path) -> None:
+    part = Path(tempfile.mkdtemp(dir=copy.parent))
+    part.chmod(0o755)
+    for folder in folders:
+        shutil.copytree(folder, part / folder.name, symlinks=True)
+    part.rename(copy)
 
 
 def _can_enter(folder: Path, user: User) -> bool:

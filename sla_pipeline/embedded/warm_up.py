@@ -9,12 +9,11 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-import filelock
-
-from sla_pipeline.embedded.jars import fetch_jars
+from sla_pipeline.embedded.jars import fetch_jars, locked_cache
 from sla_pipeline.embedded.java import java_command, java_environment, startup_cache
 from sla_pipeline.embedded.kafka import embedded_kafka
 from sla_pipeline.embedded.supervision import ServiceError
+from sla_pipeline.errors import ConfigurationError
 
 __all__ = ["warm_up"]
 
@@ -27,18 +26,28 @@ _logger = logging.getLogger(__name__)
 def warm_up() -> None:
     """Fetches the jars, and starts a broker once to record what Java loads: half a minute, after which a start costs half the CPU time.
 
-    Does nothing when it was done before. Raises ``ServiceError`` when a jar cannot be had or the broker does not start.
+    Does nothing when it was done before, and does without where the jars are there and their folder cannot be written. Raises
+    ``ServiceError`` when a jar cannot be had or the broker does not start; ``ConfigurationError`` when the jars' folder cannot be used.
     """
-    jars = fetch_jars()
+    newest = max(jar.stat().st_mtime for jar in fetch_jars())
     cache = startup_cache()
-    with filelock.FileLock(cache.with_suffix(".lock")):
-        # Java refuses a cache whose jars were written later
-        if cache.exists() and cache.stat().st_mtime >= max(jar.stat().st_mtime for jar in jars):
-            return
-        cache.unlink(missing_ok=True)
-        _logger.info("preparing Java's startup cache for Apache Kafka, once, in %s", cache.parent)
-        with tempfile.TemporaryDirectory(dir=cache.parent) as folder:
-            _record(Path(folder), cache)
+    if _is_made(cache, newest):
+        return
+    try:
+        with locked_cache(cache.parent, f"{cache.stem}.lock"):
+            if _is_made(cache, newest):
+                return
+            cache.unlink(missing_ok=True)
+            _logger.info("preparing Java's startup cache for Apache Kafka, once, in %s", cache.parent)
+            with tempfile.TemporaryDirectory(dir=cache.parent) as folder:
+                _record(Path(folder), cache)
+    except ConfigurationError as error:
+        _logger.info("Kafka starts more slowly, without Java's startup cache: %s", error)
+
+
+def _is_made(cache: Path, newest: float) -> bool:
+    # Java refuses a cache whose jars were written later
+    return cache.exists() and cache.stat().st_mtime >= newest
 
 
 def _record(folder: Path, cache: Path) -> None:

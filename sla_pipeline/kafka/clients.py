@@ -44,6 +44,8 @@ _QUIET_FACILITIES = {
     "CONFWARN": logging.DEBUG,
     # a coordinator that is just starting is asked again; what does not come to an end is told by the call that waits for it
     "GETPID": logging.INFO,
+    # a broker that cannot be reached, or one that refuses a login: the same, with its reason
+    "FAIL": logging.INFO,
 }
 # how librdkafka words it that the other side closed a connection
 _HUNG_UP = "Disconnected"

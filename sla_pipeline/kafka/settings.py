@@ -216,7 +216,7 @@ class KafkaSettings:
         return cls(
             bootstrap_servers=servers,
             topic=variable(TOPIC_VARIABLE, environment) or EVENT_TOPIC,
-            client_config=_parse_client_config(variable(CLIENT_CONFIG_VARIABLE, environment)),
+            client_config=_parse_client_config(variable(CLIENT_CONFIG_VARIABLE, environment, several_lines=True)),
         )
 
 

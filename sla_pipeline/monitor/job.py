@@ -4,9 +4,11 @@ What belongs here: wiring of the ops and when they run. What does not: what they
 (``definitions.py``).
 """
 
+import contextlib
 import datetime as dt
 import logging
 import time
+from collections.abc import Iterator
 
 import dagster as dg
 import psycopg
@@ -57,10 +59,11 @@ def sla_breaches() -> object:
     name=ops.BACKLOG_CHECK.name,
     description="At most 100 tickets are overdue and not marked (SPEC 9.5). Every cycle records it; run it alone to count now.",
 )
-def backlog_size(postgres: PostgresResource) -> dg.AssetCheckResult:
+def backlog_size(postgres: dg.ResourceParam[PostgresResource]) -> dg.AssetCheckResult:
     """Count the backlog now."""
-    with postgres.database().session() as connection:
-        return _result(ops.backlog_evaluation(tickets.count_backlog(connection, now_utc=SystemClock().now_utc())))
+    with _checking(postgres) as connection:
+        evaluation = ops.backlog_evaluation(tickets.count_backlog(connection, now_utc=SystemClock().now_utc()))
+    return _result(evaluation)
 
 
 @dg.asset_check(
@@ -71,11 +74,23 @@ def backlog_size(postgres: PostgresResource) -> dg.AssetCheckResult:
         " alone to look now."
     ),
 )
-def tickets_set_aside(postgres: PostgresResource) -> dg.AssetCheckResult:
+def tickets_set_aside(postgres: dg.ResourceParam[PostgresResource]) -> dg.AssetCheckResult:
     """Look for tickets set aside now; those that have changed since they failed are the next cycle's."""
-    with postgres.database().session() as connection:
-        found = set_aside.still_set_aside(connection, now_utc=SystemClock().now_utc(), limit=steps.SHOWN_COUNT)
-    return _result(ops.set_aside_evaluation(found))
+    with _checking(postgres) as connection:
+        evaluation = ops.set_aside_evaluation(
+            set_aside.still_set_aside(connection, now_utc=SystemClock().now_utc(), limit=steps.SHOWN_COUNT)
+        )
+    return _result(evaluation)
+
+
+@contextlib.contextmanager
+def _checking(postgres: PostgresResource) -> Iterator[psycopg.Connection]:
+    """A session for a check that runs alone, which fails in the words that a cycle has for the same fault."""
+    try:
+        with postgres.database().session() as connection:
+            yield connection
+    except SlaPipelineError as error:
+        raise dg.Failure(description=str(error), allow_retries=False) from None
 
 
 def _result(evaluation: dg.AssetCheckEvaluation) -> dg.AssetCheckResult:
@@ -113,7 +128,9 @@ _UNDER_WAY = [
         " Missed ticks are not caught up: a cycle takes all overdue."
     ),
 )
-def ticket_sla_monitor_every_minute(context: dg.ScheduleEvaluationContext, postgres: PostgresResource) -> dg.RunRequest | dg.SkipReason:
+def ticket_sla_monitor_every_minute(
+    context: dg.ScheduleEvaluationContext, postgres: dg.ResourceParam[PostgresResource]
+) -> dg.RunRequest | dg.SkipReason:
     """SPEC 3.1. A run whose process died stays STARTED in Dagster; reported failed here, it does not block the tick."""
     alive = []
     for record in context.instance.get_run_records(dg.RunsFilter(tags=_CYCLES, statuses=_UNDER_WAY)):
@@ -143,7 +160,9 @@ def _death_of(record: dg.RunRecord, postgres: PostgresResource) -> str | None:
         with postgres.settings().session(purpose="schedule") as connection:
             alive = journal.is_alive(connection, run.run_id)
     except (SlaPipelineError, psycopg.Error) as error:
-        log.warning("liveness of a run is unknown", extra={"jobRunId": run.run_id, "error": type(error).__name__})
+        # our own sentences are fit to be shown; the driver's may repeat a row
+        told = str(error) if isinstance(error, SlaPipelineError) else type(error).__name__
+        log.warning("liveness of a run is unknown", extra={"jobRunId": run.run_id, "error": told})
         return None
     if alive is None and time.time() - (record.start_time or 0) > _SECONDS_TO_JOURNAL:
         return f"The run's process is dead: it wrote no row to support.ticket_sla_cycles in {_SECONDS_TO_JOURNAL:g} s."

@@ -81,10 +81,17 @@ def launchpad_config(config: CycleConfig) -> dict[str, Any]:
     pool=CYCLE_POOL,
     out=dg.Out(io_manager_key="cycle_values"),
 )
-def claim_overdue(context: dg.OpExecutionContext, config: CycleConfig, postgres: PostgresResource) -> steps.Claim:
+def claim_overdue(
+    context: dg.OpExecutionContext,
+    config: CycleConfig,
+    postgres: dg.ResourceParam[PostgresResource],
+    kafka: dg.ResourceParam[KafkaResource],
+) -> steps.Claim:
     """SPEC 5.1 to 5.3. Fails the run when the single-runner lock keeps the cycle out: no success, no materialization."""
     try:
         given = CycleInput(config.batch_size, config.max_batches_per_cycle, config.tenant_id)
+        # refused before anything is marked
+        kafka.relay()
         return steps.claim_overdue(postgres.database(), SystemClock(), given, run_id=context.run_id)
     # from None: Dagster stores the messages of an error's causes too, and a cause's can repeat a ticket's values
     except CycleLocked as locked:
@@ -99,7 +106,7 @@ def claim_overdue(context: dg.OpExecutionContext, config: CycleConfig, postgres:
     pool=CYCLE_POOL,
     out=dg.Out(io_manager_key="cycle_values"),
 )
-def mark_breached(postgres: PostgresResource, claimed: steps.Claim) -> steps.Marked:
+def mark_breached(postgres: dg.ResourceParam[PostgresResource], claimed: steps.Claim) -> steps.Marked:
     """SPEC 5.4 to 5.6."""
     return steps.mark_breached(postgres.database(), claimed)
 
@@ -110,7 +117,9 @@ def mark_breached(postgres: PostgresResource, claimed: steps.Claim) -> steps.Mar
     pool=CYCLE_POOL,
     out=dg.Out(io_manager_key="cycle_values"),
 )
-def publish_breaches(postgres: PostgresResource, kafka: KafkaResource, marked: steps.Marked) -> steps.Published:
+def publish_breaches(
+    postgres: dg.ResourceParam[PostgresResource], kafka: dg.ResourceParam[KafkaResource], marked: steps.Marked
+) -> steps.Published:
     """SPEC 5.6, 7.2."""
     return steps.publish_breaches(postgres.database(), kafka.relay, marked)
 
@@ -122,7 +131,7 @@ def publish_breaches(postgres: PostgresResource, kafka: KafkaResource, marked: s
     out=dg.Out(dg.Nothing),
 )
 def close_cycle(
-    context: dg.OpExecutionContext, postgres: PostgresResource, published: steps.Published
+    context: dg.OpExecutionContext, postgres: dg.ResourceParam[PostgresResource], published: steps.Published
 ) -> Iterator[dg.AssetCheckEvaluation | dg.Output[None]]:
     """SPEC 5.7, 9. Raises ``dagster.Failure``, after all else is recorded, if a row, a batch or the publishing failed."""
     report = steps.close_cycle(postgres.database(), SystemClock(), published)

@@ -1,19 +1,21 @@
 """Dagster's resources: Postgres and Kafka, opened at first use, closed at the end of the run; values between the ops.
 
-What belongs here: carrying settings from the environment into a run. What does not: connecting (``postgres/``, ``kafka/``).
+What belongs here: when a run reads its settings from the environment. They are no fields of Dagster's configuration: those are read when
+the location loads, in another process and at another time than the run. What does not: connecting (``postgres/``, ``kafka/``).
 """
 
-from typing import Any
+import contextlib
+from collections.abc import Iterator
 
 import dagster as dg
-from pydantic import Field, PrivateAttr
 
 from sla_pipeline.kafka.relay import Relay
-from sla_pipeline.kafka.settings import BOOTSTRAP_SERVERS_VARIABLE, CLIENT_CONFIG_VARIABLE, TOPIC_VARIABLE, KafkaSettings
+from sla_pipeline.kafka.settings import KafkaSettings
 from sla_pipeline.monitor.steps import Database
 from sla_pipeline.postgres.session import PostgresSettings
+from sla_pipeline.postgres.settings import single_runner_from_environment
 
-__all__ = ["RE_EXECUTE_ALL", "KafkaResource", "PostgresResource", "cycle_values"]
+__all__ = ["RE_EXECUTE_ALL", "KafkaResource", "PostgresResource", "cycle_values", "kafka", "postgres"]
 
 # Remedy shown by every failed run, in the words of the run's page.
 RE_EXECUTE_ALL = (
@@ -22,63 +24,66 @@ RE_EXECUTE_ALL = (
 )
 
 
-class PostgresResource(dg.ConfigurableResource[Any]):
-    """The support service's database, reached with the worker's login."""
+class PostgresResource:
+    """The support service's database, reached with the worker's login, as the environment says when a run or a tick uses it."""
 
-    url: str = Field(description="postgresql://USER:PASSWORD@HOST:PORT/DATABASE of the worker's login, a direct connection.")
-    single_runner: bool = Field(
-        default=False, description="Only one runner at a time, by the advisory lock of SPEC 2.2; the others' cycles do nothing."
-    )
-
-    _database: Database | None = PrivateAttr(default=None)
+    def __init__(self) -> None:
+        self._database: Database | None = None
 
     def settings(self) -> PostgresSettings:
-        """Validated. Raises ``ConfigurationError`` for a malformed URL."""
-        return PostgresSettings(self.url)
+        """Read now. Raises ``ConfigurationError``."""
+        return PostgresSettings.from_environment()
 
     def database(self) -> Database:
-        """The run's session, opened at its first use. Raises ``ConfigurationError`` for a malformed URL."""
+        """The run's session, opened at its first use. Raises ``ConfigurationError``."""
         if self._database is None:
-            self._database = Database(self.settings(), single_runner=self.single_runner)
+            self._database = Database(self.settings(), single_runner=single_runner_from_environment())
         return self._database
 
-    def teardown_after_execution(self, context: dg.InitResourceContext) -> None:
+    def close(self) -> None:
         """Close the session, and with it the locks that it holds."""
         if self._database is not None:
             self._database.close()
             self._database = None
 
 
-class KafkaResource(dg.ConfigurableResource[Any]):
-    """The brokers and the topic that breach events go to."""
+class KafkaResource:
+    """The brokers and the topic that breach events go to, as the environment says when a run uses them."""
 
-    bootstrap_servers: str = Field(description="HOST:PORT, or several with commas.")
-    topic: str = Field(description="The topic of the events; the progress topic and the transactional id are named after it.")
-    client_config: str = Field(default="{}", description="A JSON object of further librdkafka settings, such as TLS and SASL.")
-
-    _relay: Relay | None = PrivateAttr(default=None)
-
-    def settings(self) -> KafkaSettings:
-        """Validated. Raises ``ConfigurationError``."""
-        return KafkaSettings.from_environment(
-            {
-                BOOTSTRAP_SERVERS_VARIABLE: self.bootstrap_servers,
-                TOPIC_VARIABLE: self.topic,
-                CLIENT_CONFIG_VARIABLE: self.client_config,
-            }
-        )
+    def __init__(self) -> None:
+        self._relay: Relay | None = None
 
     def relay(self) -> Relay:
-        """The run's relay, made at its first use."""
+        """The run's relay, made at its first use; it connects when it publishes. Raises ``ConfigurationError``."""
         if self._relay is None:
-            self._relay = Relay(self.settings())
+            self._relay = Relay(KafkaSettings.from_environment())
         return self._relay
 
-    def teardown_after_execution(self, context: dg.InitResourceContext) -> None:
+    def close(self) -> None:
         """Close the readers."""
         if self._relay is not None:
             self._relay.close()
             self._relay = None
+
+
+@dg.resource(
+    config_schema={},
+    description="The support service's database, as SLA_POSTGRES_URL and SLA_SINGLE_RUNNER say when a run or a tick uses it.",
+)
+def postgres() -> Iterator[PostgresResource]:
+    """Made once per run, closed at its end."""
+    with contextlib.closing(PostgresResource()) as resource:
+        yield resource
+
+
+@dg.resource(
+    config_schema={},
+    description="The brokers and the topic of breach events, as the variables SLA_KAFKA_* say when a run uses them.",
+)
+def kafka() -> Iterator[KafkaResource]:
+    """Made once per run, closed at its end."""
+    with contextlib.closing(KafkaResource()) as resource:
+        yield resource
 
 
 class CycleValues(dg.IOManager):

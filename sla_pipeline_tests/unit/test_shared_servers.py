@@ -1,8 +1,11 @@
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from sla_pipeline.embedded import ServiceError
+from sla_pipeline.errors import ConfigurationError, SlaPipelineError
 from sla_pipeline_tests.shared_servers import AskedServers, OwnServers, ServersDesk
 
 
@@ -21,10 +24,24 @@ def test_workers_learn_the_servers_that_the_environment_names(desk: ServersDesk)
     assert asked.kafka_bootstrap_servers() == "kafka:9092"
 
 
-def test_workers_learn_why_a_server_did_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_deep_temporary_folder_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A socket in it would have a path that is too long."""
+    deep = tmp_path / ("d" * 120)
+    deep.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(deep))
+    monkeypatch.setenv("SLA_TEST_POSTGRES_URL", "postgresql://somebody@db/postgres")
+    desk = ServersDesk(OwnServers())
+    try:
+        assert AskedServers(desk.address, desk.key).postgres_url() == "postgresql://somebody@db/postgres"
+    finally:
+        desk.close()
+
+
+@pytest.mark.parametrize("kind", [ServiceError, ConfigurationError])
+def test_workers_learn_why_a_server_did_not_start(kind: type[SlaPipelineError]) -> None:
     class Failing(OwnServers):
         def postgres_url(self) -> str:
-            raise ServiceError("PostgreSQL ended with exit status 1")
+            raise kind("PostgreSQL ended with exit status 1")
 
     desk = ServersDesk(Failing())
     try:

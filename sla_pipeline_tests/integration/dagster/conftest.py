@@ -39,8 +39,8 @@ def environment(worker_url: str, kafka_settings: KafkaSettings, monkeypatch: pyt
 
 @pytest.fixture
 def definitions(environment: Mapping[str, str]) -> dg.Definitions:
-    """The repository's definitions, as a process with this environment loads them."""
-    defs: dg.Definitions = importlib.reload(importlib.import_module("sla_pipeline.definitions")).defs
+    """The repository's definitions; their runs find this environment."""
+    defs: dg.Definitions = importlib.import_module("sla_pipeline.definitions").defs
     return defs
 
 

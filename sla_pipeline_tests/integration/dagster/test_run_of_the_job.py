@@ -1,8 +1,6 @@
 """A run of the job: what Dagster is told of a cycle, when it succeeds and when it fails (SPEC 5.7, 9)."""
 
-import importlib
 import logging
-from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -250,12 +248,11 @@ def test_a_wrong_database_fails_the_run_at_once_and_once(
 
 
 def test_a_cycle_that_the_single_runner_lock_keeps_out_is_no_success(
-    support: Support, environment: Mapping[str, str], ephemeral: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+    support: Support, job: dg.JobDefinition, ephemeral: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A hung holder of the lock must not hide that there is no successful cycle: no materialization, and the run says why."""
     make_ticket(support, **_FIRST_RESPONSE_OVERDUE)
     monkeypatch.setenv("SLA_SINGLE_RUNNER", "1")
-    job = importlib.reload(importlib.import_module("sla_pipeline.definitions")).defs.resolve_job_def("ticket_sla_monitor")
     support.execute("select pg_advisory_lock(hashtextextended('Pin:lock:job:scheduled:support-ticket-sla-monitor', 0))")
     result = job.execute_in_process(instance=ephemeral, raise_on_error=False)
     (failure,) = [event for event in result.all_events if event.is_step_failure]
@@ -289,10 +286,68 @@ def test_another_asset_of_the_location_keeps_its_value(definitions: dg.Definitio
         assert both.get_repository_def().load_asset_value("answer", instance=another_process) == 42
 
 
-def test_a_missing_variable_is_named(job: dg.JobDefinition, ephemeral: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("SLA_POSTGRES_URL")
-    with pytest.raises(Exception, match="SLA_POSTGRES_URL"):
-        job.execute_in_process(instance=ephemeral)
+_CANARY = "sw0rdf1sh"
+_URL = f"postgresql://worker:{_CANARY}@db-1/support"
+_URL_FORM = "postgresql://USER:PASSWORD@HOST:PORT/DATABASE"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "sentence"),
+    [
+        ("SLA_POSTGRES_URL", None, f"SLA_POSTGRES_URL is not set; set it to {_URL_FORM}, the worker's login"),
+        ("SLA_POSTGRES_URL", f"{_URL}\nx", "SLA_POSTGRES_URL holds a line break; write the value as plain text on one line"),
+        (
+            "SLA_POSTGRES_URL",
+            f'"{_URL}"',
+            'SLA_POSTGRES_URL stands in quotation marks ("), which are part of its value; write the value without them',
+        ),
+        (
+            "SLA_KAFKA_BOOTSTRAP_SERVERS",
+            "",
+            "SLA_KAFKA_BOOTSTRAP_SERVERS is not set; set it to Kafka's addresses, such as kafka-1:9092,kafka-2:9092",
+        ),
+        (
+            "SLA_KAFKA_TOPIC",
+            "tickets breached",
+            "the Kafka topic (SLA_KAFKA_TOPIC) is 'tickets breached'; use at most 200 letters, digits, dots, underscores and dashes",
+        ),
+        (
+            "SLA_KAFKA_CLIENT_CONFIG",
+            f'{{"sasl.password": "{_CANARY}",}}',
+            "SLA_KAFKA_CLIENT_CONFIG is not JSON (line 1, column 31); write a JSON object of texts, numbers and booleans, such as "
+            '{"security.protocol": "SASL_SSL"}',
+        ),
+        ("SLA_SINGLE_RUNNER", "maybe", "SLA_SINGLE_RUNNER is 'maybe'; set it to 1 for one runner at a time, or to 0"),
+    ],
+)  # fmt: skip
+def test_a_wrong_variable_fails_the_run_in_its_first_step_in_one_sentence_and_marks_nothing(
+    name: str, value: str | None, sentence: str,
+    support: Support, job: dg.JobDefinition, ephemeral: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """The location was loaded before; the run reads the environment."""
+    make_ticket(support, **_FIRST_RESPONSE_OVERDUE)
+    if value is None:
+        monkeypatch.delenv(name)
+    else:
+        monkeypatch.setenv(name, value)
+    result = job.execute_in_process(instance=ephemeral, raise_on_error=False)
+    (failure,) = [event for event in result.all_events if event.is_step_failure]
+    assert failure.step_key == "sla_breaches.claim_overdue"
+    assert failure.step_failure_data.user_failure_data is not None
+    assert failure.step_failure_data.user_failure_data.description == f"{sentence}\n{RE_EXECUTE_ALL}"
+    stored = "".join(str(record) for record in ephemeral.all_logs(result.run_id))
+    assert _CANARY not in stored
+    assert breached_ids(support) == set()
+
+
+@pytest.mark.parametrize("name", ["SLA_POSTGRES_URL", "SLA_SINGLE_RUNNER"])
+def test_the_check_alone_names_a_wrong_variable(
+    name: str, definitions: dg.Definitions, ephemeral: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, "nonsense")
+    alone = definitions.resolve_implicit_global_asset_job_def().get_subset(asset_check_selection={CHECK}, asset_selection=set())
+    with pytest.raises(dg.Failure, match=f"^{name} is "):
+        alone.execute_in_process(instance=ephemeral)
 
 
 def test_no_session_is_left_behind(support: Support, job: dg.JobDefinition, ephemeral: dg.DagsterInstance) -> None:

@@ -40,11 +40,12 @@ def stored(tmp_path: Path) -> Iterator[dg.DagsterInstance]:
 
 
 @pytest.fixture
-def decide(stored: dg.DagsterInstance, worker_url: str) -> Decide:
+def decide(stored: dg.DagsterInstance, worker_url: str, monkeypatch: pytest.MonkeyPatch) -> Decide:
     """One tick."""
+    monkeypatch.setenv("SLA_POSTGRES_URL", worker_url)
 
-    def tick(url: str = worker_url) -> Decision:
-        with dg.build_schedule_context(instance=stored, resources={"postgres": PostgresResource(url=url)}) as context:
+    def tick() -> Decision:
+        with dg.build_schedule_context(instance=stored, resources={"postgres": PostgresResource()}) as context:
             decision = monitor.ticket_sla_monitor_every_minute(context)
         assert isinstance(decision, dg.RunRequest | dg.SkipReason)
         return decision
@@ -169,10 +170,20 @@ def test_a_live_run_behind_a_dead_one_holds_the_tick_back(stored: dg.DagsterInst
     assert _status(stored, dead) is dg.DagsterRunStatus.FAILURE
 
 
-@pytest.mark.parametrize("url", ["postgresql://worker:x@127.0.0.1:1/support", "mysql://worker@db/support"])
-def test_a_database_that_does_not_answer_proves_nothing(url: str, stored: dg.DagsterInstance, decide: Callable[[str], Decision]) -> None:
+@pytest.mark.parametrize("url", ["postgresql://worker:x@127.0.0.1:1/support", "mysql://worker@db/support", '"quoted"', ""])
+def test_a_database_that_does_not_answer_proves_nothing(
+    url: str, stored: dg.DagsterInstance, decide: Decide, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does a variable that is wrong: the tick says so and goes on."""
     run = _run(stored, dg.DagsterRunStatus.STARTED, started_seconds_ago=50)
+    monkeypatch.setenv("SLA_POSTGRES_URL", url)
     began = time.monotonic()
-    assert isinstance(decide(url), dg.SkipReason)
+    assert isinstance(decide(), dg.SkipReason)
     assert time.monotonic() - began < 30
     assert _status(stored, run) is dg.DagsterRunStatus.STARTED
+
+
+@pytest.mark.parametrize("variable", ["SLA_POSTGRES_URL", "SLA_SINGLE_RUNNER"])
+def test_a_wrong_variable_fails_the_run_and_not_the_tick(variable: str, decide: Decide, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(variable, "nonsense")
+    assert isinstance(decide(), dg.RunRequest)

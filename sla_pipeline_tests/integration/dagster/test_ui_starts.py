@@ -98,7 +98,6 @@ class Site:
     deployed: Deployment
     instance: dg.DagsterInstance
     support: Support
-    worker_url: str
     kafka: KafkaSettings
 
     def launch(self, job: str, *, assets: bool = True, checks: Sequence[dg.AssetCheckKey] = (), config: object = None) -> dict[str, Any]:
@@ -222,7 +221,7 @@ def site(
         support = up.enter_context(psycopg.connect(owner_url, autocommit=True))
         deployed = up.enter_context(deployment(home))
         deployed.start_webserver()
-        site = Site(deployed, instance, support, worker_url, kafka)
+        site = Site(deployed, instance, support, kafka)
         _stop_schedule(site)
         yield site
 
@@ -358,7 +357,7 @@ def test_whatever_is_started_waits_for_the_cycle_under_way(site: Site, overdue: 
             seconds=_ENDS_SECONDS,
         )
         assert site.run(second["run"]["id"]).status is dg.DagsterRunStatus.QUEUED
-        with dg.build_schedule_context(instance=site.instance, resources={"postgres": PostgresResource(url=site.worker_url)}) as context:
+        with dg.build_schedule_context(instance=site.instance, resources={"postgres": PostgresResource()}) as context:
             assert isinstance(monitor.ticket_sla_monitor_every_minute(context), dg.SkipReason)
     assert [site.ended(answer).status for answer in (first, second, check)] == [dg.DagsterRunStatus.SUCCESS] * 3
     assert site.span(first["run"]["id"])[1] <= site.span(second["run"]["id"])[0]

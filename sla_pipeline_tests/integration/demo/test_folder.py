@@ -26,6 +26,7 @@ from sla_pipeline.postgres.migrate import upgrade
 from sla_pipeline.postgres.schema import SCHEMA, VERSION_TABLE
 from sla_pipeline.postgres.session import PostgresSettings
 from sla_pipeline_tests.integration.dagster.conftest import REPOSITORY
+from sla_pipeline_tests.rights import without_rights
 from sla_pipeline_tests.shared_servers import server_folder
 from sla_pipeline_tests.tickets import MINUTE, make_ticket
 
@@ -36,17 +37,6 @@ LOSS = "and start again (the demo's tickets, events and Dagster runs are lost)"
 def state() -> Iterator[Path]:
     with server_folder() as folder:
         yield folder / "a demo"
-
-
-@pytest.fixture
-def without_rights() -> Iterator[None]:
-    """Root may do everything, so the test goes on as nobody."""
-    if os.geteuid() != 0:
-        yield
-        return
-    os.seteuid(65534)
-    yield
-    os.seteuid(0)
 
 
 def run_demo_on(state: Path) -> tuple[int, str]:
@@ -132,22 +122,21 @@ def test_a_file_in_place_of_a_servers_folder(state: Path) -> None:
     )
 
 
-def test_a_folder_that_cannot_be_made(state: Path, without_rights: None) -> None:
-    with pytest.raises(InputError) as caught, claimed_folder(Path("/a demo")):
+def test_a_folder_that_cannot_be_made() -> None:
+    with without_rights(), pytest.raises(InputError) as caught, claimed_folder(Path("/a demo")):
         pass
     assert (
         str(caught.value) == "the demo cannot use the folder /a demo: Permission denied (/ belongs to root); name another one with --state"
     )
 
 
-def test_a_lock_of_someone_else(state: Path, request: pytest.FixtureRequest) -> None:
+def test_a_lock_of_someone_else(state: Path) -> None:
     """As after `sudo make demo`."""
     state.mkdir()
     (state / "demo.lock").touch(mode=0o000)
-    request.getfixturevalue("without_rights")
-    with pytest.raises(InputError) as caught, claimed_folder(state):
+    owner = f" ({state / 'demo.lock'} belongs to root)" if os.geteuid() == 0 else ""
+    with without_rights(), pytest.raises(InputError) as caught, claimed_folder(state):
         pass
-    owner = f" ({state / 'demo.lock'} belongs to root)" if (state / "demo.lock").stat().st_uid != os.geteuid() else ""
     assert str(caught.value) == (
         f"the demo cannot use the folder {state}: {state / 'demo.lock'}: Permission denied{owner}; "
         f"remove {state}, or name another folder with --state"

@@ -1,12 +1,19 @@
 """The replay on servers of its own, as the command line runs it: nothing is needed beforehand, nothing stays afterwards."""
 
+import os
+import signal
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
 import pytest
 
+from sla_pipeline import cli
 from sla_pipeline.demo.replay import replay_on_embedded_servers
 from sla_pipeline.errors import InputError
+from sla_pipeline_tests.integration.dagster.conftest import REPOSITORY
+from sla_pipeline_tests.integration.kafka.waiting import wait_until
 from sla_pipeline_tests.shared_servers import server_folder
 
 LOG = """number,at,opened_at,status,priority,queue,assignee,requester
@@ -40,3 +47,37 @@ def test_a_malformed_log_is_refused_before_any_server_is_started(tmp_path: Path,
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
     with pytest.raises(InputError, match=r"log\.csv, line 3, column status: 'Working'; write one of New, InWork, OnHold, Resolved, Closed"):
         replay_on_embedded_servers(log)
+
+
+@pytest.mark.parametrize(("out", "fault"), [("missing/out.csv", "No such file or directory"), ("log.csv/out.csv", "Not a directory")])
+def test_a_result_that_cannot_be_written_is_refused_before_any_server_is_started(
+    out: str, fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "log.csv"
+    log.write_text(LOG)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
+    monkeypatch.setattr("sys.argv", ["sla-pipeline", "replay", str(log), "--out", str(tmp_path / out)])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 2
+    complaint = capsys.readouterr().err
+    assert complaint.startswith("sla-pipeline: --out: '")
+    assert complaint.endswith(f" cannot be written: {fault}; name another file\n")
+
+
+# two servers are started for it alone
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_replay_that_is_stopped_leaves_nothing_behind_and_says_nothing(number: signal.Signals) -> None:
+    """Its cycles' log is not this command's."""
+    log = REPOSITORY / "sla_pipeline" / "demo" / "data" / "incident_log_2016.csv"
+    command = [sys.executable, "-c", "from sla_pipeline.entry import main; main()", "replay", str(log)]
+    with server_folder() as temporary:
+        with subprocess.Popen(
+            command, env=os.environ | {"TMPDIR": str(temporary)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as replay:
+            wait_until(lambda: bool(list(temporary.glob("sla-replay-*/kafka/kafka.log"))), what="the servers to start", seconds=120)
+            replay.send_signal(number)
+            printed, complaint = replay.communicate(timeout=120)
+        assert (replay.returncode, printed, complaint) == (130, "", "")
+        assert list(temporary.iterdir()) == []

@@ -1,0 +1,42 @@
+"""Why a folder cannot be used, in the words of a message: the fault of the disk or of the rights, and whose the folder is."""
+
+import contextlib
+import errno
+import os
+import pwd
+from pathlib import Path
+
+__all__ = ["DISK", "FULL", "cause", "is_below"]
+
+# no room: nothing is wrong with what the folder holds, or with its name
+FULL = {errno.ENOSPC: "the disk is full", errno.EDQUOT: "the disk quota is used up"}
+# a disk that cannot be written is no fault of the data: removing the folder may not even be possible
+DISK = FULL | {errno.EROFS: "the disk is read-only"}
+
+
+def cause(error: OSError, folder: Path) -> str:
+    """The reason for ``error`` in one line, with the place when it is not ``folder`` itself, and its owner when the rights are missing."""
+    reason = DISK.get(error.errno or 0) or error.strerror or str(error)
+    if not isinstance(error.filename, (str, bytes)):
+        return reason
+    place = Path(os.fsdecode(error.filename))
+    where = "" if place == folder else f"{place}: "
+    return f"{where}{reason}{_owned_by_another(place) if isinstance(error, PermissionError) else ''}"
+
+
+def is_below(folder: Path, filename: object) -> bool:
+    """Whether an ``OSError``'s file name is ``folder`` or lies in it."""
+    return isinstance(filename, (str, bytes)) and Path(os.fsdecode(filename)).is_relative_to(folder)
+
+
+def _owned_by_another(place: Path) -> str:
+    """A hint at the usual reason: an earlier run was root's."""
+    for path in (place, *place.parents):
+        with contextlib.suppress(OSError):
+            owner = path.stat().st_uid
+            if owner == os.geteuid():
+                return ""
+            with contextlib.suppress(KeyError):
+                return f" ({path} belongs to {pwd.getpwuid(owner).pw_name})"
+            return f" ({path} belongs to user {owner})"
+    return ""
