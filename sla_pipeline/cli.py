@@ -84,8 +84,10 @@ def migrate(
 
     owner_url = owner_url_from_environment()
     kafka = KafkaSettings.from_environment() if topics else None
-    upgrade(owner_url, with_tickets=with_tickets)
+    losses = upgrade(owner_url, with_tickets=with_tickets)
     out.print("database: migrated")
+    for loss in losses:
+        out.print(f"database: {loss}", markup=False)
     if kafka is not None:
         from sla_pipeline.kafka.topics import create_topics  # noqa: PLC0415
 
@@ -144,6 +146,7 @@ def preview(
     given = CycleInput(tenant_id=tenant_id)
     with settings.session(purpose="preview") as connection:
         schema.check_revision(connection)
+        schema.check_tickets(connection)
         found = tickets.preview(connection, now_utc=SystemClock().now_utc(), tenant_id=given.tenant_id, oldest=oldest)
     if as_json:
         out.print_json(json.dumps(asdict(found), default=str))

@@ -10,14 +10,20 @@ from pathlib import Path
 
 import alembic.command
 import alembic.util
+import psycopg
 import sqlalchemy
 from alembic.config import Config
+from alembic.operations import Operations
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, create_engine, make_url, text
 from sqlalchemy.pool import NullPool
 
 from sla_pipeline.environment import variable
-from sla_pipeline.errors import ConfigurationError, DatabaseError, DatabaseUnavailable
-from sla_pipeline.postgres.schema import SCHEMA
+from sla_pipeline.errors import ConfigurationError, DatabaseBusy, DatabaseError, DatabaseUnavailable
+from sla_pipeline.postgres.index_build import require_free_names
+from sla_pipeline.postgres.schema import SCHEMA, VERSION_TABLE
+from sla_pipeline.postgres.tickets_table import CATALOGUE, TicketsTable, require_table
 
 __all__ = ["OWNER_URL", "downgrade", "owner_url_from_environment", "upgrade"]
 
@@ -25,6 +31,8 @@ OWNER_URL = "SLA_POSTGRES_OWNER_URL"
 
 # names the lock that keeps two migrations apart; the number has no meaning
 _LOCK_KEY = 7_405_514_001
+# Bounds a wait for a lock on our own tables, which a running cycle holds for milliseconds.
+_LOCK_TIMEOUT_MS = 5_000
 
 
 def owner_url_from_environment() -> str:
@@ -37,27 +45,88 @@ def owner_url_from_environment() -> str:
     return url
 
 
-def upgrade(owner_url: str, *, with_tickets: bool = False) -> None:
-    """Bring the database to the newest revision; a no-op when it is there.
+def upgrade(owner_url: str, *, with_tickets: bool = False) -> list[str]:
+    """Bring the database to the newest revision, and put back what it has lost of it; returns what a person must do about a loss.
 
     ``with_tickets`` creates ``support.tickets`` too, which belongs to the support service: for demo and tests. Without it the table must
-    exist. Raises ``DatabaseError`` (no table, no right, another migration under way), ``DatabaseUnavailable``, ``ConfigurationError``.
+    exist. Raises ``DatabaseError`` (no table or not as needed, no right, another migration under way), ``DatabaseBusy`` (somebody holds a
+    table for long), ``DatabaseUnavailable``, ``ConfigurationError``; after any of them it can be run again.
     """
     with _connected(owner_url) as (config, connection):
         if with_tickets:
+            _require_own_tickets(connection)
+            connection.commit()
             alembic.command.upgrade(config, "support_service@head")
-        if connection.scalar(text("select to_regclass('support.tickets')")) is None:
+        row = connection.exec_driver_sql(CATALOGUE).fetchone()
+        if row is None:
             raise DatabaseError(
                 f"table support.tickets does not exist in database {connection.engine.url.database!r}: it belongs to the support service; "
                 "check the database, or pass --with-tickets for a demo"
             )
+        table = TicketsTable.of(row)
+        require_table(table, for_audit=True)
+        require_free_names(connection, table)
+        records_were_lost = _exists(connection, "ticket_sla_relay") and not _exists(connection, "ticket_sla_breaches")
         connection.commit()
-        alembic.command.upgrade(config, "sla_monitor@head")
+        with _bounded_waiting(connection):
+            alembic.command.upgrade(config, "sla_monitor@head")
+            _put_back(config, connection)
+        return [_RECORDS_LOST] if records_were_lost else []
+
+
+_RECORDS_LOST = (
+    "table support.ticket_sla_breaches was lost and is there again, empty. Nothing is published until `sla-pipeline recover` has written "
+    "the records back from their events; then `sla-pipeline verify` counts the marks whose event was not yet out. docs/exactly-once.md, "
+    'section "Tables of ours lost", says how those are marked again'
+)
+
+
+def _put_back(config: Config, connection: Connection) -> None:
+    """Run every revision again: each only adds what is missing. The version stays as it is, so that cycles go on meanwhile."""
+    connection.commit()
+    context = MigrationContext.configure(connection)
+    revisions = ScriptDirectory.from_config(config).walk_revisions("base", "sla_monitor@head")
+    with Operations.context(context):
+        for revision in reversed(list(revisions)):
+            with context.begin_transaction():
+                revision.module.upgrade()
+
+
+def _exists(connection: Connection, table: str) -> bool:
+    return connection.scalar(text(f"select to_regclass('{SCHEMA}.{table}')")) is not None
+
+
+def _require_own_tickets(connection: Connection) -> None:
+    """Raises ``DatabaseError`` where ``support.tickets`` is there and is not of our making."""
+    if not _exists(connection, "tickets"):
+        return
+    made = f"select 1 from {SCHEMA}.{VERSION_TABLE} where version_num like 'support%'"
+    if not (_exists(connection, VERSION_TABLE) and connection.execute(text(made)).first()):
+        raise DatabaseError(
+            f"table support.tickets exists in database {connection.engine.url.database!r} and was not made by sla-pipeline: it belongs to "
+            "the support service. Nothing was touched; run `sla-pipeline migrate` without --with-tickets"
+        )
+
+
+@contextlib.contextmanager
+def _bounded_waiting(connection: Connection) -> Iterator[None]:
+    """Bounds each wait for a lock on a table of ours. Raises ``DatabaseBusy`` when one ends."""
+    connection.exec_driver_sql(f"set lock_timeout = {_LOCK_TIMEOUT_MS}")
+    connection.commit()
+    try:
+        yield
+    except sqlalchemy.exc.OperationalError as error:
+        if not isinstance(error.orig, psycopg.errors.LockNotAvailable):
+            raise
+        raise DatabaseBusy(
+            f"a transaction holds a table of schema {SCHEMA} for longer than {_LOCK_TIMEOUT_MS / 1_000:g} s ({_first_line(error)}); wait "
+            "for the running cycle to end and run `sla-pipeline migrate` again: it goes on"
+        ) from None
 
 
 def downgrade(owner_url: str, *, with_tickets: bool = False) -> None:
     """Take our objects back, and ``support.tickets`` too where asked. Raises as ``upgrade`` does."""
-    with _connected(owner_url) as (config, connection):
+    with _connected(owner_url) as (config, connection), _bounded_waiting(connection):
         alembic.command.downgrade(config, "sla_monitor@base")
         if with_tickets:
             # with nothing to take back, the first command has read, and a transaction that it left open is not Alembic's to commit

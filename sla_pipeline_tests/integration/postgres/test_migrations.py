@@ -13,11 +13,13 @@ from psycopg import sql
 import sla_pipeline.postgres.migrate
 from sla_pipeline.embedded.ports import free_ports
 from sla_pipeline.errors import ConfigurationError, DatabaseError, DatabaseUnavailable
+from sla_pipeline.postgres.indexes import OUR_INDEXES
 from sla_pipeline.postgres.migrate import downgrade, owner_url_from_environment, upgrade
-from sla_pipeline.postgres.schema import OUR_INDEXES, REVISION
+from sla_pipeline.postgres.schema import REVISION
 from sla_pipeline_tests.integration.kafka.waiting import wait_until
 from sla_pipeline_tests.integration.postgres.conftest import NewDatabase
 
+_INDEXES = [ours.name for ours in OUR_INDEXES]
 _OURS = ["ticket_sla_breaches", "ticket_sla_cycles", "ticket_sla_relay", "ticket_sla_schema_version", "ticket_sla_set_aside"]
 # made by the support service: more columns, other lengths, constraints and a trigger of its own, and rows
 _TICKETS_OF_SOMEBODY_ELSE = """
@@ -97,7 +99,7 @@ def test_upgrade_from_empty_downgrade_and_upgrade_again(new_database: NewDatabas
     upgrade(url, with_tickets=True)
     assert _tables(url) == sorted([*_OURS, "tickets"])
     assert _indexes_of_tickets(url) == dict.fromkeys(
-        ["tickets_pkey", "tickets_number_key", "tickets_first_response_due", "tickets_resolution_due", *OUR_INDEXES], True
+        ["tickets_pkey", "tickets_number_key", "tickets_first_response_due", "tickets_resolution_due", *_INDEXES], True
     )
     made = _dump(url)
 
@@ -129,7 +131,7 @@ def test_the_support_services_own_table_is_used_as_it_is(new_database: NewDataba
     assert _tables(url) == sorted([*_OURS, "queues", "tickets"])
     with psycopg.connect(url, autocommit=True) as connection:
         assert connection.execute("select * from support.tickets").fetchall() == columns
-        assert _indexes_of_tickets(url) == dict.fromkeys(["tickets_pkey", "tickets_number_key", *OUR_INDEXES], True)
+        assert _indexes_of_tickets(url) == dict.fromkeys(["tickets_pkey", "tickets_number_key", *_INDEXES], True)
     downgrade(url, with_tickets=True)
     assert _tables(url) == ["queues", "ticket_sla_schema_version", "tickets"]
 
@@ -146,7 +148,7 @@ def test_missing_tickets_are_told_and_nothing_is_made(new_database: NewDatabase)
 
 
 def test_a_half_built_index_of_an_interrupted_try_is_built_anew(owner_url: str) -> None:
-    name = next(iter(OUR_INDEXES))
+    name = _INDEXES[0]
     with psycopg.connect(owner_url, autocommit=True) as connection:
         connection.execute("update pg_index set indisvalid = false where indexrelid = %s::regclass", (f"support.{name}",))
         connection.execute("update support.ticket_sla_schema_version set version_num = 'sla_0001' where version_num = %s", (REVISION,))
@@ -177,7 +179,7 @@ def test_writers_go_on_while_indexes_are_built(owner_url: str) -> None:
         operator.commit()
         building.join(timeout=60)
         assert not building.is_alive()
-    assert all(_indexes_of_tickets(owner_url)[name] for name in OUR_INDEXES)
+    assert all(_indexes_of_tickets(owner_url)[name] for name in _INDEXES)
 
 
 def test_two_migrations_at_once_are_kept_apart(owner_url: str) -> None:
