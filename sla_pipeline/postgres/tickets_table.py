@@ -163,7 +163,7 @@ select current_database(), tickets.relkind::text,
         select json_agg(json_build_array(
             a.attname, format_type(a.atttypid, a.atttypmod), case when t.typname = 'citext' then 'citext' else format_type(t.oid, null) end,
             t.typtype = 'e',
-            a.attnotnull and n.conname is null, a.attgenerated, coalesce(l.collisdeterministic, true), n.conname,
+            a.attnotnull and n.conname is null, a.attgenerated, coalesce(l.collisdeterministic, true), quote_ident(n.conname),
             (select json_agg(e.enumlabel order by e.enumsortorder) from pg_enum e where e.enumtypid = t.oid)
         ) order by a.attnum)
         from resolved join pg_type t on t.oid = type_id and t.typtype <> 'd'
@@ -227,15 +227,11 @@ def faults(found: TicketsTable, *, for_audit: bool) -> list[str]:
 
 def _faults_of_tree(found: TicketsTable) -> list[str]:
     if found.kind == _ORDINARY:
-        names = ", ".join(name for name, _ in found.below)
-        return (
-            [
-                f"it has children by inheritance ({names}), over which no key is unique; take them off "
-                f"(`alter table CHILD no inherit {TABLE}`) or partition the table"
-            ]
-            if names
-            else []
-        )
+        return [
+            f"it has a child by inheritance, {name}, and no key is unique over both; take it off (`alter table {name} no inherit {TABLE}`) "
+            "or partition the table by id"
+            for name, _ in found.below
+        ]
     return [
         f"its partition {name} is {_KINDS.get(kind, 'no table')}, whose rows have no version; "
         f"detach it (`alter table {TABLE} detach partition {name}`)"
@@ -252,7 +248,7 @@ def _faults_of_key(found: TicketsTable) -> list[str]:
     if hindering:
         return [
             f"id is not unique by itself: the table is partitioned by {' and '.join(hindering)}, and Postgres keeps a key unique within "
-            f"each partition only unless it holds the partition key; {why}; partition it by id (`partition by hash (id)`, or by range)"
+            f"each partition only unless it holds the partition key; {why}; partition it by hash or range of id"
         ]
     adding = f"create unique index {'' if found.partition_keys else 'concurrently '}on {TABLE} (id)"
     return [f"id has no valid unique index of its own, without a condition; {why}; `{adding}`"]
@@ -308,20 +304,27 @@ def _alter(action: str) -> str:
 def _conversion(needed: Column, found: FoundColumn) -> str:
     """The statement that converts the column, where there is a right one."""
     name, target = needed.name, needed.types[0]
+    where, default = "", ""
     match found.base_type, target:
         case "timestamp without time zone", "timestamp with time zone":
-            using, where = f" using {name} at time zone 'UTC'", ", where its times are UTC"
+            using, where = f"{name} at time zone 'UTC'", ", where its times are UTC"
         case "date", "timestamp with time zone":
             return "; a date has no time of day, so only the support service can say which moment it means"
-        case "smallint" | "integer" | "bigint", "boolean":
-            using, where = f" using {name} <> 0", ""
+        case (("smallint" | "integer" | "bigint"), "boolean"):
+            using, default = f"{name} <> 0", "false"
+        case (("text" | "character varying"), "boolean"):
+            using, default = f"{name}::boolean", "false"
         case _, "text":
-            using, where = f" using {name}::text", ""
-        case (("text" | "character varying"), ("uuid" | "timestamp with time zone" | "boolean")):
-            using, where = f" using {name}::{target}", ""
+            using = f"{name}::text"
+        case (("text" | "character varying"), ("uuid" | "timestamp with time zone")):
+            using = f"{name}::{target}"
         case _:
             return ""
-    return f"; `{_alter(f'alter column {name} type {target}{using}')}`{where}"
+    action = f"alter column {name} type {target} using {using}"
+    if default:
+        # the old one does not convert by itself
+        action = f"alter column {name} drop default, {action}, alter column {name} set default {default}"
+    return f"; `{_alter(action)}`{where}"
 
 
 def _ungenerated(needed: Column, found: FoundColumn) -> str:

@@ -30,26 +30,20 @@ HASHED = (
     # a second level, in a schema of its own
     "create schema archive",
     'create table archive."old tickets" partition of support.tickets for values with (modulus 3, remainder 2) partition by range (id)',
-    "create table archive.old_low partition of archive.\"old tickets\" for values from (minvalue) to ('80000000-0000-0000-0000-000000000000')",
+    "create table archive.old_low partition of archive.\"old tickets\" for values from (minvalue) to ('80000000000000000000000000000000')",
     'create table archive.old_high partition of archive."old tickets" default',
 )
 """Three partitions by hash of the id, the last one partitioned again, by range of the id: four leaves."""
 
 
-def make_table(
-    url: str, *, before: str = "", key: str = "primary key (id)", suffix: str = "", after: tuple[str, ...] = (), **columns: str
-) -> None:
+def make_table(url: str, *, key: str = "primary key (id)", suffix: str = "", after: tuple[str, ...] = (), **columns: str) -> None:
     """Make the table with some ``columns`` of another type; an empty one leaves the column out."""
     definitions = [f"{name} {definition}" for name, definition in {**COLUMNS, **columns}.items() if definition]
     with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute("create schema support")
-        for statement in (
-            before,
-            f"create table support.tickets ({', '.join([*definitions, key] if key else definitions)}) {suffix}",
-            *after,
-        ):
-            if statement:
-                connection.execute(statement.encode())
+        connection.execute("create schema if not exists support")
+        table = ", ".join([*definitions, key] if key else definitions)
+        for statement in (f"create table support.tickets ({table}) {suffix}", *after):
+            connection.execute(statement.encode())
 
 
 def make_hashed_table(url: str) -> None:
