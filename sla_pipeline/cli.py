@@ -84,10 +84,8 @@ def migrate(
 
     owner_url = owner_url_from_environment()
     kafka = KafkaSettings.from_environment() if topics else None
-    losses = upgrade(owner_url, with_tickets=with_tickets)
+    upgrade(owner_url, with_tickets=with_tickets, say=partial(out.print, markup=False))
     out.print("database: migrated")
-    for loss in losses:
-        out.print(f"database: {loss}", markup=False)
     if kafka is not None:
         from sla_pipeline.kafka.topics import create_topics  # noqa: PLC0415
 

@@ -5,7 +5,7 @@ Kafka (``kafka/topics.py``).
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import alembic.command
@@ -33,6 +33,13 @@ OWNER_URL = "SLA_POSTGRES_OWNER_URL"
 _LOCK_KEY = 7_405_514_001
 # Bounds a wait for a lock on our own tables, which a running cycle holds for milliseconds.
 _LOCK_TIMEOUT_MS = 5_000
+# where one of these is there, the records were there too
+_OTHERS_OF_OURS = ("ticket_sla_relay", "ticket_sla_cycles", "ticket_sla_set_aside")
+_RECORDS_LOST = (
+    "table support.ticket_sla_breaches was lost and is made again, empty. Nothing is published until `sla-pipeline recover` has written "
+    "the records back from their events; then `sla-pipeline verify` counts the marks whose event was not yet out. docs/exactly-once.md, "
+    'section "Tables of ours lost", says how those are marked again'
+)
 
 
 def owner_url_from_environment() -> str:
@@ -45,10 +52,11 @@ def owner_url_from_environment() -> str:
     return url
 
 
-def upgrade(owner_url: str, *, with_tickets: bool = False) -> list[str]:
-    """Bring the database to the newest revision, and put back what it has lost of it; returns what a person must do about a loss.
+def upgrade(owner_url: str, *, with_tickets: bool = False, say: Callable[[str], None] = lambda _: None) -> None:
+    """Bring the database to the newest revision, and put back what it has lost of it.
 
-    ``with_tickets`` creates ``support.tickets`` too, which belongs to the support service: for demo and tests. Without it the table must
+    ``say`` is called with what a person must do about a loss that putting back does not mend, before anything is changed. ``with_tickets``
+    creates ``support.tickets`` too, which belongs to the support service: for demo and tests. Without it the table must
     exist. Raises ``DatabaseError`` (no table or not as needed, no right, another migration under way), ``DatabaseBusy`` (somebody holds a
     table for long), ``DatabaseUnavailable``, ``ConfigurationError``; after any of them it can be run again.
     """
@@ -66,19 +74,14 @@ def upgrade(owner_url: str, *, with_tickets: bool = False) -> list[str]:
         table = TicketsTable.of(row)
         require_table(table, for_audit=True)
         require_free_names(connection, table)
-        records_were_lost = _exists(connection, "ticket_sla_relay") and not _exists(connection, "ticket_sla_breaches")
+        if not _exists(connection, "ticket_sla_breaches") and (
+            _is_noted(connection, "sla") or any(_exists(connection, other) for other in _OTHERS_OF_OURS)
+        ):
+            say(_RECORDS_LOST)
         connection.commit()
         with _bounded_waiting(connection):
             alembic.command.upgrade(config, "sla_monitor@head")
             _put_back(config, connection)
-        return [_RECORDS_LOST] if records_were_lost else []
-
-
-_RECORDS_LOST = (
-    "table support.ticket_sla_breaches was lost and is there again, empty. Nothing is published until `sla-pipeline recover` has written "
-    "the records back from their events; then `sla-pipeline verify` counts the marks whose event was not yet out. docs/exactly-once.md, "
-    'section "Tables of ours lost", says how those are marked again'
-)
 
 
 def _put_back(config: Config, connection: Connection) -> None:
@@ -96,12 +99,17 @@ def _exists(connection: Connection, table: str) -> bool:
     return connection.scalar(text(f"select to_regclass('{SCHEMA}.{table}')")) is not None
 
 
+def _is_noted(connection: Connection, branch: str) -> bool:
+    """Whether the database was migrated by revisions whose names begin with ``branch``."""
+    noted = text(f"select 1 from {SCHEMA}.{VERSION_TABLE} where starts_with(version_num, :branch)")
+    return _exists(connection, VERSION_TABLE) and connection.execute(noted, {"branch": branch}).first() is not None
+
+
 def _require_own_tickets(connection: Connection) -> None:
     """Raises ``DatabaseError`` where ``support.tickets`` is there and is not of our making."""
     if not _exists(connection, "tickets"):
         return
-    made = f"select 1 from {SCHEMA}.{VERSION_TABLE} where version_num like 'support%'"
-    if not (_exists(connection, VERSION_TABLE) and connection.execute(text(made)).first()):
+    if not _is_noted(connection, "support"):
         raise DatabaseError(
             f"table support.tickets exists in database {connection.engine.url.database!r} and was not made by sla-pipeline: it belongs to "
             "the support service. Nothing was touched; run `sla-pipeline migrate` without --with-tickets"
