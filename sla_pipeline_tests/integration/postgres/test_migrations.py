@@ -82,7 +82,7 @@ def _dump(url: str) -> list[tuple[Any, ...]]:
                 " where connamespace = 'support'::regnamespace order by 1, 2",
                 "select tablename, indexname, indexdef from pg_indexes where schemaname = 'support' order by 1, 2",
                 "select relname, relacl::text from pg_class where relnamespace = 'support'::regnamespace order by 1",
-                "select attrelid::regclass::text, attname, attacl::text from pg_attribute where attacl is not null"
+                "select attrelid::regclass::text, attname, attacl::text from pg_attribute where attacl is not null and not attisdropped"
                 " and attrelid in (select oid from pg_class where relnamespace = 'support'::regnamespace) order by 1, 2",
                 "select * from support.ticket_sla_relay",
             )
