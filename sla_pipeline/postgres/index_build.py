@@ -89,6 +89,7 @@ def build(connection: Connection) -> None:
     later gets its index from the table's. Raises ``DatabaseBusy`` when others hold the table for long; run again, it goes on.
     """
     (table,) = _relations(connection, _ROOT)
+    usual = connection.exec_driver_sql("show lock_timeout").scalar()
     for ours in OUR_INDEXES:
         built = _ensure(connection, ours, table, ours.name)
         if not built.valid:
@@ -96,16 +97,19 @@ def build(connection: Connection) -> None:
                 f"index {built.name} is still not valid: one of its partitions has an invalid index attached; drop it "
                 f"(`drop index {built.name}`) and run `sla-pipeline migrate` again"
             )
+    _limit_waiting(connection, usual)
 
 
 def drop(connection: Connection) -> None:
     """Drop what ``build`` has built under our names, or would have. ``connection`` is in autocommit mode."""
     (table,) = _relations(connection, _ROOT)
+    usual = connection.exec_driver_sql("show lock_timeout").scalar()
     for ours in OUR_INDEXES:
         if table.partitioned:
             _briefly(connection, f"drop index if exists support.{ours.name}")
         else:
             _patiently(connection, f"drop index concurrently if exists support.{ours.name}")
+    _limit_waiting(connection, usual)
 
 
 def _ensure(connection: Connection, ours: OurIndex, table: _Relation, name: str, parent: _Index | None = None) -> _Index:
@@ -178,8 +182,9 @@ def _briefly(connection: Connection, statement: str) -> None:
         time.sleep(_PAUSE_SECONDS)
 
 
-def _limit_waiting(connection: Connection, milliseconds: int) -> None:
-    connection.exec_driver_sql(f"set lock_timeout = {milliseconds}")
+def _limit_waiting(connection: Connection, lock_timeout: object) -> None:
+    """In milliseconds, or as ``show`` prints it."""
+    connection.exec_driver_sql(f"set lock_timeout = '{lock_timeout}'")
 
 
 def _is_lock_timeout(error: sqlalchemy.exc.OperationalError) -> bool:

@@ -124,7 +124,7 @@ class TicketsTable:
     def of(cls, row: Sequence[Any]) -> "TicketsTable":
         """From a row of ``CATALOGUE``."""
         database, kind, partition_keys, has_unique_id, below, columns, indexes = row
-        found = (FoundColumn(*values[:-1], labels=tuple(values[-1] or ())) for values in columns or ())
+        found = (FoundColumn(*[*values[:-1], tuple(values[-1] or ())]) for values in columns or ())
         return cls(
             database,
             kind,

@@ -160,17 +160,19 @@ def test_a_half_built_index_of_an_interrupted_try_is_built_anew(owner_url: str) 
 
 
 def test_writers_go_on_while_indexes_are_built(owner_url: str) -> None:
-    """The build waits for a transaction that is open on the table, and nobody waits for the build."""
+    """The build waits for a transaction that is open on the table, longer than the login's statements may take; nobody waits for it."""
     downgrade(owner_url)
     insert = "insert into support.tickets (id, number, status) values (gen_random_uuid(), %s, 'New')"
     with psycopg.connect(owner_url) as operator, psycopg.connect(owner_url, autocommit=True) as other:
         operator.execute(insert, ("TCK-1",))
+        other.execute(sql.SQL("alter database {} set statement_timeout = '500ms'").format(sql.Identifier(other.info.dbname)))
         building = threading.Thread(target=upgrade, args=(owner_url,))
         building.start()
         wait_until(
             lambda: bool(
                 other.execute(
-                    "select 1 from pg_stat_progress_create_index where datname = current_database() and phase like 'waiting for%'"
+                    "select 1 from pg_stat_progress_create_index p join pg_stat_activity using (pid) where p.datname = current_database()"
+                    " and phase like 'waiting for%' and query_start < clock_timestamp() - interval '600 ms'"
                 ).fetchall()
             ),
             what="the build to wait for the operator",

@@ -132,7 +132,7 @@ def test_building_goes_on_wherever_it_was_interrupted(url: str, owner: psycopg.C
 def test_a_half_built_index_of_a_partition_is_built_anew(url: str, owner: psycopg.Connection[Any]) -> None:
     upgrade(url)
     downgrade(url)
-    (oid,) = owner.execute("select 'support.tickets_1'::regclass::oid").fetchone() or ()
+    ((oid,),) = owner.execute("select 'support.tickets_1'::regclass::oid").fetchall()
     half = f"{_FIRST.name}_{oid}"
     owner.execute(f"create index {half} on support.tickets_1 ({_FIRST.columns}) where {_FIRST.condition}".encode())
     owner.execute("update pg_index set indisvalid = false where indexrelid = %s::regclass", (f"support.{half}",))
@@ -156,7 +156,7 @@ def test_an_index_made_by_hand_counts_whatever_its_name(url: str, owner: psycopg
 
 def test_an_attached_index_that_is_not_valid_is_reported_with_what_to_drop(url: str, owner: psycopg.Connection[Any]) -> None:
     upgrade(url)
-    (oid,) = owner.execute("select 'support.tickets_1'::regclass::oid").fetchone() or ()
+    ((oid,),) = owner.execute("select 'support.tickets_1'::regclass::oid").fetchall()
     owner.execute(
         "update pg_index set indisvalid = false where indexrelid = any(%s::regclass[])",
         ([f"support.{_FIRST.name}", f"support.{_FIRST.name}_{oid}"],),

@@ -5,6 +5,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from alembic.runtime.migration import MigrationContext
 
 from sla_pipeline.errors import DatabaseBusy, DatabaseError
 from sla_pipeline.monitor.steps import Database
@@ -192,14 +193,14 @@ def test_cycles_go_on_while_what_is_lost_is_put_back(
     """The version is never taken down meanwhile: between any two revisions a cycle runs."""
     support.execute(f"drop index support.{_FIRST.name}".encode())
     processed = []
-    plain = migrate.MigrationContext.begin_transaction
+    plain = MigrationContext.begin_transaction
 
     def begin(self: Any, *arguments: Any, **options: Any) -> Any:
         make_ticket(support, **FIRST_RESPONSE_OVERDUE)
         processed.append(cycle().processed)
         return plain(self, *arguments, **options)
 
-    monkeypatch.setattr(migrate.MigrationContext, "begin_transaction", begin)
+    monkeypatch.setattr(MigrationContext, "begin_transaction", begin)
     upgrade(owner_url)
     assert len(processed) >= 4
     assert set(processed) == {1}
