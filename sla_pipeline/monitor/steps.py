@@ -167,7 +167,7 @@ def claim_overdue(database: Database, clock: Clock, given: CycleInput, *, run_id
     with database.session() as connection:
         schema.check_revision(connection)
         preconditions.check_writable(connection)
-        table = schema.check_tickets(connection)
+        schema.check_tickets(connection)
         if clock.is_wall_clock:
             # read again: connect time is not skew
             preconditions.check_clock(connection, clock.now_utc())
@@ -177,7 +177,7 @@ def claim_overdue(database: Database, clock: Clock, given: CycleInput, *, run_id
             except CycleLocked as locked:
                 log.info("cycle skipped", extra={"jobRunId": run_id, "reason": str(locked)})
                 raise
-        indexes.warn_of_missing(table)
+        indexes.warn_of_missing(connection)
     errors: list[str] = []
     cycle_id = _open_journal_row(database, given, run_id=run_id, now_utc=now_utc, errors=errors)
     ids: list[str] = []

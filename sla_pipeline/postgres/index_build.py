@@ -13,8 +13,7 @@ import sqlalchemy
 from sqlalchemy import Connection
 
 from sla_pipeline.errors import DatabaseBusy, DatabaseError
-from sla_pipeline.postgres.indexes import OUR_INDEXES, OurIndex, missing_indexes
-from sla_pipeline.postgres.tickets_table import TicketsTable
+from sla_pipeline.postgres.indexes import DEFINITIONS, OUR_INDEXES, OurIndex, missing_indexes
 
 __all__ = ["build", "drop", "require_free_names"]
 
@@ -36,9 +35,10 @@ from pg_class c left join pg_index i on i.indexrelid = c.oid where c.oid = to_re
 _RELATION_KINDS = {"v": "view", "m": "materialized view", "S": "sequence", "f": "foreign table", "c": "type"}
 
 
-def require_free_names(connection: Connection, found: TicketsTable) -> None:
+def require_free_names(connection: Connection) -> None:
     """Raises ``DatabaseError`` where the name of an index that has to be built is taken by something else."""
-    for ours in missing_indexes(found):
+    found = connection.exec_driver_sql(DEFINITIONS).fetchall()
+    for ours in missing_indexes((definition, valid) for definition, valid in found):
         row = connection.exec_driver_sql(_OTHER_OF_NAME.format(name=ours.name)).fetchone()
         if row is None or (row[1] and ours.is_defined_by(row[2])):
             continue

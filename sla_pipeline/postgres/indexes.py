@@ -6,11 +6,12 @@ definition, not by its name: one that somebody made by hand is as good.
 
 import logging
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from sla_pipeline.postgres.tickets_table import TicketsTable
+import psycopg
 
-__all__ = ["OUR_INDEXES", "OurIndex", "missing_indexes", "warn_of_missing"]
+__all__ = ["DEFINITIONS", "OUR_INDEXES", "OurIndex", "missing_indexes", "warn_of_missing"]
 
 log = logging.getLogger(__name__)
 
@@ -64,12 +65,29 @@ def _conjuncts(condition: str) -> frozenset[str]:
     return frozenset(re.sub(r"[()]", "", _CAST.sub("", part)).strip() for part in parts)
 
 
-def missing_indexes(found: TicketsTable) -> list[OurIndex]:
-    """Those of ours that the table lacks under any name, or has half built."""
-    return [ours for ours in OUR_INDEXES if not any(index.valid and ours.is_defined_by(index.definition) for index in found.indexes)]
+# Of the table itself: on a partitioned one an index stands for those of all partitions, and is valid when all of them are. Printing a
+# definition locks the table for a moment, as reading it would.
+DEFINITIONS = """
+select pg_get_indexdef(indexrelid), indisvalid and indisready from pg_index where indrelid = to_regclass('support.tickets')
+"""
+# Whoever rebuilds the table holds it for long; a warning is not worth the wait.
+_WAIT_MS = 50
 
 
-def warn_of_missing(found: TicketsTable) -> None:
+def missing_indexes(found: Iterable[tuple[str, bool]]) -> list[OurIndex]:
+    """Those of ours that are not among ``found``, rows of ``DEFINITIONS``, under any name, or are half built."""
+    valid = [definition for definition, is_valid in found if is_valid]
+    return [ours for ours in OUR_INDEXES if not any(map(ours.is_defined_by, valid))]
+
+
+def warn_of_missing(connection: psycopg.Connection) -> None:
     """Log a warning for each of our indexes that is missing or half built; the job works without, slower."""
+    try:
+        with connection.pipeline(), connection.transaction():
+            connection.execute(f"set local lock_timeout = {_WAIT_MS}")
+            cursor = connection.execute(DEFINITIONS)
+        found = cursor.fetchall()
+    except psycopg.errors.LockNotAvailable:
+        return
     for ours in missing_indexes(found):
         log.warning("index missing: cycles get slower as tickets grow; run `sla-pipeline migrate`", extra={"index": f"support.{ours.name}"})

@@ -60,7 +60,7 @@ def upgrade(owner_url: str, *, with_tickets: bool = False, say: Callable[[str], 
     exist. Raises ``DatabaseError`` (no table or not as needed, no right, another migration under way), ``DatabaseBusy`` (somebody holds a
     table for long), ``DatabaseUnavailable``, ``ConfigurationError``; after any of them it can be run again.
     """
-    with _connected(owner_url) as (config, connection):
+    with _connected(owner_url) as (config, connection), _bounded_waiting(connection):
         if with_tickets:
             _require_own_tickets(connection)
             connection.commit()
@@ -71,17 +71,15 @@ def upgrade(owner_url: str, *, with_tickets: bool = False, say: Callable[[str], 
                 f"table support.tickets does not exist in database {connection.engine.url.database!r}: it belongs to the support service; "
                 "check the database, or pass --with-tickets for a demo"
             )
-        table = TicketsTable.of(row)
-        require_table(table, for_audit=True)
-        require_free_names(connection, table)
+        require_table(TicketsTable.of(row), for_audit=True)
+        require_free_names(connection)
         if not _exists(connection, "ticket_sla_breaches") and (
             _is_noted(connection, "sla") or any(_exists(connection, other) for other in _OTHERS_OF_OURS)
         ):
             say(_RECORDS_LOST)
         connection.commit()
-        with _bounded_waiting(connection):
-            alembic.command.upgrade(config, "sla_monitor@head")
-            _put_back(config, connection)
+        alembic.command.upgrade(config, "sla_monitor@head")
+        _put_back(config, connection)
 
 
 def _put_back(config: Config, connection: Connection) -> None:
@@ -130,7 +128,7 @@ def _bounded_waiting(connection: Connection) -> Iterator[None]:
             raise
         raise DatabaseBusy(
             f"a transaction holds a table of schema {SCHEMA} for longer than {_LOCK_TIMEOUT_MS / 1_000:g} s ({_first_line(error)}); wait "
-            "for the running cycle to end and run `sla-pipeline migrate` again: it goes on"
+            "for it to end and run `sla-pipeline migrate` again: it goes on"
         ) from None
 
 

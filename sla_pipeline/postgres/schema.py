@@ -6,7 +6,7 @@ What does not belong here: how our objects come to be (``migrations/``), what is
 import psycopg
 
 from sla_pipeline.errors import DatabaseError
-from sla_pipeline.postgres.tickets_table import TicketsTable, read_table, require_table
+from sla_pipeline.postgres.tickets_table import read_table, require_table
 
 __all__ = ["REVISION", "SCHEMA", "VERSION_TABLE", "check_revision", "check_tickets"]
 
@@ -36,8 +36,8 @@ def check_revision(connection: psycopg.Connection) -> None:
         )
 
 
-def check_tickets(connection: psycopg.Connection, *, for_audit: bool = False) -> TicketsTable:
-    """The support service's table as it is found. Raises ``DatabaseError`` unless it is as the monitor needs it.
+def check_tickets(connection: psycopg.Connection, *, for_audit: bool = False) -> None:
+    """Raises ``DatabaseError`` unless the support service's table is as the monitor needs it.
 
     ``for_audit`` needs the columns as well that only the audit reads.
     """
@@ -48,4 +48,3 @@ def check_tickets(connection: psycopg.Connection, *, for_audit: bool = False) ->
             f"{connection.info.port}: it belongs to the support service; check SLA_POSTGRES_URL"
         )
     require_table(found, for_audit=for_audit)
-    return found

@@ -14,7 +14,7 @@ import psycopg
 
 from sla_pipeline.errors import DatabaseError
 
-__all__ = ["CATALOGUE", "Column", "FoundColumn", "FoundIndex", "TicketsTable", "faults", "read_table", "require_table"]
+__all__ = ["CATALOGUE", "Column", "FoundColumn", "TicketsTable", "faults", "read_table", "require_table"]
 
 TABLE = "support.tickets"
 
@@ -96,16 +96,6 @@ class FoundColumn:
 
 
 @dataclass(frozen=True, slots=True)
-class FoundIndex:
-    """An index of the table itself; on a partitioned table it stands for those of all partitions."""
-
-    name: str
-    definition: str
-    """As ``pg_get_indexdef`` prints it."""
-    valid: bool
-
-
-@dataclass(frozen=True, slots=True)
 class TicketsTable:
     """``support.tickets`` as the catalogue has it."""
 
@@ -113,17 +103,16 @@ class TicketsTable:
     kind: str
     """``pg_class.relkind``."""
     partition_keys: tuple[str, ...]
-    """Of the table and of partitions that are partitioned again, as Postgres prints them; empty for an ordinary table."""
+    """Of the table and of partitions that are partitioned again, as Postgres writes them; empty for an ordinary table."""
     has_unique_id: bool
     below: tuple[tuple[str, str], ...] = ()
     """Name and kind of every table that inherits from it: partitions of all levels, or old-style children."""
     columns: dict[str, FoundColumn] = field(default_factory=dict)
-    indexes: tuple[FoundIndex, ...] = ()
 
     @classmethod
     def of(cls, row: Sequence[Any]) -> "TicketsTable":
         """From a row of ``CATALOGUE``."""
-        database, kind, partition_keys, has_unique_id, below, columns, indexes = row
+        database, kind, partition_keys, has_unique_id, below, columns = row
         found = (FoundColumn(*[*values[:-1], tuple(values[-1] or ())]) for values in columns or ())
         return cls(
             database,
@@ -132,11 +121,11 @@ class TicketsTable:
             has_unique_id,
             tuple((name, relation_kind) for name, relation_kind in below or ()),
             {column.name: column for column in found},
-            tuple(FoundIndex(*values) for values in indexes or ()),
         )
 
 
-# One row, or none where there is no such table. Reads the catalogue only, by its indexes, and takes no lock.
+# One row, or none where there is no such table. Reads the catalogue only, by its indexes. No function that prints an expression of the
+# table: those lock it, and a cycle would wait for whoever rebuilds it instead of publishing what waits.
 # A constraint `not null ... not valid` says nothing of the rows that were there before.
 CATALOGUE = """
 with recursive resolved (attnum, type_id) as (
@@ -150,8 +139,12 @@ with recursive resolved (attnum, type_id) as (
 )
 select current_database(), tickets.relkind::text,
     (
-        select json_agg(distinct pg_get_partkeydef(partrelid)) from pg_partitioned_table
-        where partrelid = tickets.oid or partrelid in (select oid from below)
+        select json_agg(distinct case partstrat when 'h' then 'HASH' when 'r' then 'RANGE' else 'LIST' end || ' (' || (
+            select string_agg(coalesce(attname, 'an expression'), ', ' order by position)
+            from unnest(partattrs::int2[]) with ordinality as key (attnum, position)
+            left join pg_attribute a on a.attrelid = partrelid and a.attnum = key.attnum
+        ) || ')')
+        from pg_partitioned_table where partrelid = tickets.oid or partrelid in (select oid from below)
     ),
     exists (
         select from pg_index i join pg_attribute a on a.attrelid = i.indrelid and a.attnum = i.indkey[0]
@@ -170,10 +163,6 @@ select current_database(), tickets.relkind::text,
         join pg_attribute a on a.attrelid = tickets.oid and a.attnum = resolved.attnum
         left join pg_collation l on l.oid = a.attcollation
         left join pg_constraint n on n.conrelid = a.attrelid and n.contype = 'n' and n.conkey[1] = a.attnum and not n.convalidated
-    ),
-    (
-        select json_agg(json_build_array(c.relname, pg_get_indexdef(c.oid), i.indisvalid and i.indisready) order by c.relname)
-        from pg_index i join pg_class c on c.oid = i.indexrelid where i.indrelid = tickets.oid
     )
 from pg_class tickets where tickets.oid = to_regclass('support.tickets')
 """

@@ -16,11 +16,10 @@ from sla_pipeline.kafka.settings import KafkaSettings
 from sla_pipeline.monitor.runner import run_cycle
 from sla_pipeline.monitor.steps import Database
 from sla_pipeline.postgres import index_build
-from sla_pipeline.postgres.indexes import OUR_INDEXES, missing_indexes
+from sla_pipeline.postgres.indexes import DEFINITIONS, OUR_INDEXES, missing_indexes
 from sla_pipeline.postgres.migrate import downgrade, upgrade
 from sla_pipeline.postgres.session import PostgresSettings
 from sla_pipeline.postgres.tickets import claim, count_backlog, lock_batch, preview
-from sla_pipeline.postgres.tickets_table import read_table
 from sla_pipeline_tests.integration.conftest import Events
 from sla_pipeline_tests.integration.kafka.waiting import wait_until
 from sla_pipeline_tests.integration.postgres.conftest import NewDatabase
@@ -56,9 +55,7 @@ def _tree(owner: psycopg.Connection[Any]) -> list[tuple[Any, ...]]:
 
 
 def _missing(owner: psycopg.Connection[Any]) -> list[str]:
-    found = read_table(owner)
-    assert found is not None
-    return [ours.name for ours in missing_indexes(found)]
+    return [ours.name for ours in missing_indexes(owner.execute(DEFINITIONS).fetchall())]
 
 
 def _assert_built(owner: psycopg.Connection[Any]) -> None:
@@ -241,6 +238,7 @@ def test_a_concurrent_build_that_waits_too_long_is_reported_and_goes_on(
             ),
             "the table is partitioned by LIST (status), and Postgres",
         ),
+        ("partition by list (lower(number))", "", (), "the table is partitioned by LIST (an expression), and Postgres"),
         (
             "partition by hash (id)",
             "",
@@ -249,7 +247,7 @@ def test_a_concurrent_build_that_waits_too_long_is_reported_and_goes_on(
             "`create unique index on support.tickets (id)`",
         ),
     ],
-    ids=["by time", "by status below", "without a key"],
+    ids=["by time", "by status below", "by an expression", "without a key"],
 )
 def test_an_id_that_is_not_unique_over_all_partitions_is_refused_before_anything_is_touched(
     suffix: str, key: str, after: tuple[str, ...], told: str, new_database: NewDatabase

@@ -216,7 +216,11 @@ def test_a_table_of_ours_that_is_held_is_waited_for_in_bounds(
         DatabaseBusy, match=r"a transaction holds a table of schema support for longer than 0\.2 s \(canceling statement due to lock"
     ) as raised:
         upgrade(owner_url)
-    assert str(raised.value).endswith("wait for the running cycle to end and run `sla-pipeline migrate` again: it goes on")
+    assert str(raised.value).endswith("wait for it to end and run `sla-pipeline migrate` again: it goes on")
+    operator.rollback()
+    operator.execute("lock table support.tickets in access exclusive mode")
+    with pytest.raises(DatabaseBusy, match=r"a transaction holds a table of schema support for longer than 0\.2 s"):
+        upgrade(owner_url)
     operator.rollback()
     upgrade(owner_url)
     assert support.execute("select row_version from support.ticket_sla_set_aside").fetchall() == []
