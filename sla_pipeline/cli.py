@@ -92,7 +92,7 @@ def migrate(
 
     owner_url = PostgresSettings.from_environment(OWNER_URL).url
     kafka = KafkaSettings.from_environment() if topics else None
-    upgrade(owner_url, with_tickets=with_tickets)
+    upgrade(owner_url, with_tickets=with_tickets, say=out.print)
     out.print("database: migrated")
     if kafka is not None:
         from sla_pipeline.kafka.topics import create_topics  # noqa: PLC0415
@@ -164,6 +164,7 @@ def preview(
     unreadable: errors.DatabaseError | None = None
     with settings.session(purpose="preview") as connection:
         schema.check_revision(connection)
+        schema.check_tickets(connection)
         try:
             with translated_errors(settings):
                 waiting = set_aside.waiting(connection, now_utc=now_utc, tenant_id=given.tenant_id, limit=oldest)

@@ -31,6 +31,7 @@ from sla_pipeline.audit.contract import RecordRow
 from sla_pipeline.audit.findings import EXAMPLE_LIMIT, Check, Example, Tally
 from sla_pipeline.breach import judge
 from sla_pipeline.errors import DatabaseError
+from sla_pipeline.postgres.schema import check_revision, check_tickets
 from sla_pipeline.postgres.session import PostgresSettings
 
 __all__ = ["PATIENCE", "Postgres", "Relay", "open_postgres"]
@@ -58,7 +59,9 @@ select seq, ticket_id, number, kind, to_char(due_at at time zone 'UTC', '{_WIRE_
 from support.ticket_sla_breaches order by seq
 """  # noqa: S608  put together from constants of this module, as below
 
-_UNTOUCHED = "t.xmin = b.xmin and t.updated_at = b.breached_at"
+# as the mark wrote it, in a column that may keep fewer digits; null is a change as well
+_AS_MARKED = ", ".join(["b.breached_at", *(f"b.breached_at::timestamptz({digits})" for digits in range(6))])
+_UNTOUCHED = f"t.xmin = b.xmin and coalesce(t.updated_at in ({_AS_MARKED}), false)"
 
 
 def _within_python(column: str) -> str:
@@ -82,7 +85,8 @@ _PAST_DEADLINE = """
         and t.first_response_due_at < %(now_utc)s - %(patience)s
     or t.status = 'InWork' and not t.sla_breached and t.resolved_at is null and t.resolution_due_at < %(now_utc)s - %(patience)s)
 """
-_CHANGED_LATELY = "t.updated_at >= %(now_utc)s - %(patience)s"
+# of a ticket that does not say when it changed, no change is known
+_CHANGED_LATELY = "coalesce(t.updated_at >= %(now_utc)s - %(patience)s, false)"
 # no record is older than the oldest one, so a ticket that is younger than that cannot have lost its own to housekeeping
 _OLDER_THAN_RECORDS = """
 exists (select from (select seq, breached_at from support.ticket_sla_breaches order by seq limit 1) oldest
@@ -155,6 +159,8 @@ def open_postgres(settings: PostgresSettings, *, now_utc: datetime) -> Iterator[
     """A session for an audit at ``now_utc``. Raises ``DatabaseError`` (missing right, table, column) or ``DatabaseUnavailable``."""
     with settings.session(purpose="audit") as connection:
         try:
+            check_revision(connection)
+            check_tickets(connection, for_audit=True)
             connection.isolation_level = IsolationLevel.REPEATABLE_READ
             connection.read_only = True
             connection.execute(f"set statement_timeout = '{_STATEMENT_TIMEOUT}'")
@@ -182,7 +188,7 @@ class Postgres:
             row = cursor.execute(_RELAY).fetchone()
         if row is None:
             raise DatabaseError(
-                "support.ticket_sla_relay is empty: the publisher's position is gone; migrations write it, so the table was emptied"
+                "support.ticket_sla_relay has no row with id 1: somebody deleted it; run `sla-pipeline migrate`, which puts it back"
             )
         return row
 

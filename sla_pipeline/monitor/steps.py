@@ -27,7 +27,7 @@ from sla_pipeline.errors import CycleFailed, CycleLocked, SlaPipelineError
 from sla_pipeline.kafka.relay import PUBLISH_SECONDS, Relay
 from sla_pipeline.monitor.batches import BatchMarker, ShouldStop
 from sla_pipeline.monitor.faults import bookkeeping, counted, fault_of
-from sla_pipeline.postgres import journal, preconditions, schema, set_aside, tickets
+from sla_pipeline.postgres import indexes, journal, preconditions, schema, set_aside, tickets
 from sla_pipeline.postgres.database import Database
 from sla_pipeline.postgres.set_aside import SetAside
 from sla_pipeline.quoting import quoted
@@ -187,6 +187,7 @@ def claim_overdue(database: Database, clock: Clock, given: CycleInput, *, run_id
     with database.session() as connection:
         schema.check_revision(connection)
         preconditions.check_writable(connection)
+        schema.check_tickets(connection)
         if clock.is_wall_clock:
             # read again: connect time is not skew
             preconditions.check_clock(connection, clock.now_utc())
@@ -196,7 +197,7 @@ def claim_overdue(database: Database, clock: Clock, given: CycleInput, *, run_id
             except CycleLocked as locked:
                 log.info("cycle skipped", extra={"jobRunId": run_id, "reason": str(locked)})
                 raise
-        schema.warn_of_missing_indexes(connection)
+        indexes.warn_of_missing(connection)
     errors = ErrorList()
     cycle_id = _open_journal_row(database, given, run_id=run_id, now_utc=now_utc, errors=errors)
     ids: list[str] = []

@@ -40,10 +40,11 @@ with taken as (
     update support.ticket_sla_relay set next_seq = next_seq + %(count)s where id = 1 returning next_seq - %(count)s as base
 )
 insert into support.ticket_sla_breaches (seq, ticket_id, number, kind, due_at, breached_at, correlation_id, payload)
-select taken.base + position, id, number, kind,
-    case kind when 'FirstResponse' then first_response_due_at else resolution_due_at end, %(now_utc)s, %(run_id)s, payload
+select taken.base + breach.position, tickets.id, tickets.number, breach.kind,
+    case breach.kind when 'FirstResponse' then tickets.first_response_due_at else tickets.resolution_due_at end,
+    %(now_utc)s, %(run_id)s, breach.payload
 from taken, unnest(%(ids)s::uuid[], string_to_array(%(kinds)s, ','), string_to_array(%(payloads)s, E'\\n'))
-    with ordinality as breach (ticket_id, kind, payload, position) join support.tickets on id = ticket_id
+    with ordinality as breach (ticket_id, kind, payload, position) join support.tickets on tickets.id = breach.ticket_id
 """
 
 

@@ -39,17 +39,11 @@ update support.ticket_sla_relay set published_seq = %(seq)s, published_at = cloc
 """
 
 
-# a published_seq of 0 is safe: Kafka's progress record holds the position, and the next takeover raises the copy to it
-_RESTORE_ROW = (
-    "insert into support.ticket_sla_relay (id, next_seq, published_seq) select 1, coalesce(max(seq), 0), 0 from support.ticket_sla_breaches"
-)
-
-
 def relay_row_missing() -> DatabaseError:
-    """The error for a lost row of ``ticket_sla_relay``, with the statement that restores it."""
+    """The error for a lost row of ``ticket_sla_relay``."""
     return DatabaseError(
-        f"support.ticket_sla_relay has no row with id 1: somebody deleted it. Nothing is marked or published; restore it as the owner: "
-        f"`{_RESTORE_ROW}`"
+        "support.ticket_sla_relay has no row with id 1: somebody deleted it. Nothing is marked or published; run `sla-pipeline migrate`, "
+        "which puts it back"
     )
 
 

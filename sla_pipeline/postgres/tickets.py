@@ -73,8 +73,8 @@ _STILL_OVERDUE = f"select id from support.tickets where id = any(%(ids)s::uuid[]
 
 # Index: the primary key.
 _OTHER_QUEUES_FIRST = """
-select id from unnest(%(ids)s::uuid[]) with ordinality as claimed (id, position) join support.tickets using (id)
-order by coalesce(queue_id = any(%(queue_ids)s::uuid[]), false), position
+select tickets.id from unnest(%(ids)s::uuid[]) with ordinality as claimed (id, position) join support.tickets on tickets.id = claimed.id
+order by coalesce(tickets.queue_id = any(%(queue_ids)s::uuid[]), false), claimed.position
 """
 
 # Index: both of ours, up to now: O(backlog).

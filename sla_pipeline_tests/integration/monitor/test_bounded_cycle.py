@@ -12,6 +12,7 @@ from sla_pipeline.kafka.relay import Relay
 from sla_pipeline.monitor import batches, steps
 from sla_pipeline.monitor.steps import Database
 from sla_pipeline.postgres import session, tickets
+from sla_pipeline.postgres.migrate import upgrade
 from sla_pipeline_tests.integration.conftest import Cycle, Events
 from sla_pipeline_tests.tickets import FIRST_RESPONSE_OVERDUE, HOUR, MINUTE, NOW, before_update, breached_ids, make_ticket, make_tickets
 
@@ -107,7 +108,7 @@ def test_a_claim_that_fails_does_not_hold_back_what_waits(
         report.raise_if_failed()
 
 
-def test_a_missing_relay_row_is_named_with_the_statement_that_restores_it(support: Support, cycle: Cycle, events: Events) -> None:
+def test_a_missing_relay_row_is_named_and_migrate_restores_it(support: Support, owner_url: str, cycle: Cycle, events: Events) -> None:
     tickets = make_tickets(support, 20, **FIRST_RESPONSE_OVERDUE)
     cycle(CycleInput(batch_size=5, max_batches_per_cycle=2))
     support.execute("delete from support.ticket_sla_relay")
@@ -115,8 +116,8 @@ def test_a_missing_relay_row_is_named_with_the_statement_that_restores_it(suppor
     assert (report.processed, report.published, report.backlog) == (0, 0, 10)
     assert [error.split(" failed: ")[0] for error in report.errors] == ["marking", "publishing"]
     assert all("support.ticket_sla_relay has no row with id 1" in error for error in report.errors)
-    remedy = report.errors[0].split("`")[1]
-    support.execute(remedy)
+    assert all(error.split("`")[1] == "sla-pipeline migrate" for error in report.errors)
+    upgrade(owner_url)
     assert cycle().errors == []
     assert [event.ticket_id for event in events()] == tickets
 

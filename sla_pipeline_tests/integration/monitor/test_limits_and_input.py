@@ -148,17 +148,19 @@ def test_tickets_table_missing(support: Support, cycle: Cycle) -> None:
     support.execute("alter table support.tickets rename to tickets_of_old")
     with pytest.raises(DatabaseError) as raised:
         cycle()
-    assert str(raised.value).startswith('relation "support.tickets" does not exist in database ')
-    assert "check that SLA_POSTGRES_URL names the support service's database and run `sla-pipeline migrate`" in str(raised.value)
+    assert str(raised.value).startswith("table support.tickets does not exist in database ")
+    assert str(raised.value).endswith(": it belongs to the support service; check SLA_POSTGRES_URL")
 
 
 def test_column_missing(support: Support, cycle: Cycle) -> None:
     make_tickets(support, 3, **FIRST_RESPONSE_OVERDUE)
     support.execute("alter table support.tickets rename column resolution_due_at to due_for_resolution")
-    with pytest.raises(DatabaseError, match=r'column "resolution_due_at" does not exist in database .* check that SLA_POSTGRES_URL'):
-        cycle().raise_if_failed()
+    with pytest.raises(
+        DatabaseError, match=r"column resolution_due_at is missing, needed is timestamp with time zone \(.* Nothing was touched"
+    ):
+        cycle()
     assert breached_ids(support) == set()
-    assert support.execute("select state, error_count from support.ticket_sla_cycles").fetchall() == [("failed", 3)]
+    assert support.execute("select count(*) from support.ticket_sla_cycles").fetchone() == (0,)
 
 
 @pytest.mark.parametrize(

@@ -13,13 +13,15 @@ from psycopg import sql
 import sla_pipeline.postgres.migrate
 from sla_pipeline.embedded.ports import free_ports
 from sla_pipeline.errors import ConfigurationError, DatabaseError, DatabaseUnavailable
+from sla_pipeline.postgres.indexes import OUR_INDEXES
 from sla_pipeline.postgres.migrate import downgrade, upgrade
-from sla_pipeline.postgres.schema import OUR_INDEXES, REVISION
+from sla_pipeline.postgres.schema import REVISION
 from sla_pipeline.postgres.session import PostgresSettings
 from sla_pipeline.postgres.settings import OWNER_URL
 from sla_pipeline_tests.integration.kafka.waiting import wait_until
 from sla_pipeline_tests.integration.postgres.conftest import NewDatabase
 
+_INDEXES = [ours.name for ours in OUR_INDEXES]
 _OURS = ["ticket_sla_breaches", "ticket_sla_cycles", "ticket_sla_relay", "ticket_sla_schema_version", "ticket_sla_set_aside"]
 # made by the support service: more columns, other lengths, constraints and a trigger of its own, and rows
 _TICKETS_OF_SOMEBODY_ELSE = """
@@ -82,6 +84,8 @@ def _dump(url: str) -> list[tuple[Any, ...]]:
                 " where connamespace = 'support'::regnamespace order by 1, 2",
                 "select tablename, indexname, indexdef from pg_indexes where schemaname = 'support' order by 1, 2",
                 "select relname, relacl::text from pg_class where relnamespace = 'support'::regnamespace order by 1",
+                "select attrelid::regclass::text, attname, attacl::text from pg_attribute where attacl is not null and not attisdropped"
+                " and attrelid in (select oid from pg_class where relnamespace = 'support'::regnamespace) order by 1, 2",
                 "select * from support.ticket_sla_relay",
             )
             for row in connection.execute(statement).fetchall()
@@ -99,7 +103,7 @@ def test_upgrade_from_empty_downgrade_and_upgrade_again(new_database: NewDatabas
     upgrade(url, with_tickets=True)
     assert _tables(url) == sorted([*_OURS, "tickets"])
     assert _indexes_of_tickets(url) == dict.fromkeys(
-        ["tickets_pkey", "tickets_number_key", "tickets_first_response_due", "tickets_resolution_due", *OUR_INDEXES], True
+        ["tickets_pkey", "tickets_number_key", "tickets_first_response_due", "tickets_resolution_due", *_INDEXES], True
     )
     made = _dump(url)
 
@@ -131,7 +135,7 @@ def test_the_support_services_own_table_is_used_as_it_is(new_database: NewDataba
     assert _tables(url) == sorted([*_OURS, "queues", "tickets"])
     with psycopg.connect(url, autocommit=True) as connection:
         assert connection.execute("select * from support.tickets").fetchall() == columns
-        assert _indexes_of_tickets(url) == dict.fromkeys(["tickets_pkey", "tickets_number_key", *OUR_INDEXES], True)
+        assert _indexes_of_tickets(url) == dict.fromkeys(["tickets_pkey", "tickets_number_key", *_INDEXES], True)
     downgrade(url, with_tickets=True)
     assert _tables(url) == ["queues", "ticket_sla_schema_version", "tickets"]
 
@@ -148,7 +152,7 @@ def test_missing_tickets_are_told_and_nothing_is_made(new_database: NewDatabase)
 
 
 def test_a_half_built_index_of_an_interrupted_try_is_built_anew(owner_url: str) -> None:
-    name = next(iter(OUR_INDEXES))
+    name = _INDEXES[0]
     with psycopg.connect(owner_url, autocommit=True) as connection:
         connection.execute("update pg_index set indisvalid = false where indexrelid = %s::regclass", (f"support.{name}",))
         connection.execute("update support.ticket_sla_schema_version set version_num = 'sla_0001' where version_num = %s", (REVISION,))
@@ -158,17 +162,19 @@ def test_a_half_built_index_of_an_interrupted_try_is_built_anew(owner_url: str) 
 
 
 def test_writers_go_on_while_indexes_are_built(owner_url: str) -> None:
-    """The build waits for a transaction that is open on the table, and nobody waits for the build."""
+    """The build waits for a transaction that is open on the table, longer than the login's statements may take; nobody waits for it."""
     downgrade(owner_url)
     insert = "insert into support.tickets (id, number, status) values (gen_random_uuid(), %s, 'New')"
     with psycopg.connect(owner_url) as operator, psycopg.connect(owner_url, autocommit=True) as other:
         operator.execute(insert, ("TCK-1",))
+        other.execute(sql.SQL("alter database {} set statement_timeout = '500ms'").format(sql.Identifier(other.info.dbname)))
         building = threading.Thread(target=upgrade, args=(owner_url,))
         building.start()
         wait_until(
             lambda: bool(
                 other.execute(
-                    "select 1 from pg_stat_progress_create_index where datname = current_database() and phase like 'waiting for%'"
+                    "select 1 from pg_stat_progress_create_index p join pg_stat_activity using (pid) where p.datname = current_database()"
+                    " and phase like 'waiting for%' and query_start < clock_timestamp() - interval '600 ms'"
                 ).fetchall()
             ),
             what="the build to wait for the operator",
@@ -179,7 +185,7 @@ def test_writers_go_on_while_indexes_are_built(owner_url: str) -> None:
         operator.commit()
         building.join(timeout=60)
         assert not building.is_alive()
-    assert all(_indexes_of_tickets(owner_url)[name] for name in OUR_INDEXES)
+    assert all(_indexes_of_tickets(owner_url)[name] for name in _INDEXES)
 
 
 def test_two_migrations_at_once_are_kept_apart(owner_url: str) -> None:

@@ -1,0 +1,1 @@
+"""Unit tests of ``sla_pipeline.postgres``: no server."""

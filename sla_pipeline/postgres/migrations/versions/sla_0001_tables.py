@@ -2,6 +2,8 @@
 
 from alembic import op
 
+from sla_pipeline.postgres.migrations.additive import add_missing, add_missing_index
+
 revision = "sla_0001"
 down_revision = None
 branch_labels = ("sla_monitor",)
@@ -9,86 +11,103 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Create the four tables."""
-    op.execute(
-        """
-        create table support.ticket_sla_breaches (
-            seq bigint primary key,
-            -- no foreign key: a ticket may be deleted, what was published of it stays
-            ticket_id uuid not null unique,
-            number text not null,
-            kind text not null check (kind in ('FirstResponse', 'Resolution')),
-            due_at timestamptz not null,
-            breached_at timestamptz not null,
-            correlation_id text not null,
-            payload text not null,
-            recorded_at timestamptz not null default clock_timestamp()
-        )
-        """
+    """Create the four tables, or what is missing of them."""
+    records_are_new = add_missing(
+        "ticket_sla_breaches",
+        {
+            "seq": "bigint not null",
+            # no foreign key: a ticket may be deleted, what was published of it stays
+            "ticket_id": "uuid not null",
+            "number": "text not null",
+            "kind": "text not null",
+            "due_at": "timestamptz not null",
+            "breached_at": "timestamptz not null",
+            "correlation_id": "text not null",
+            "payload": "text not null",
+            "recorded_at": "timestamptz not null default clock_timestamp()",
+        },
+        {
+            "ticket_sla_breaches_pkey": "primary key (seq)",
+            "ticket_sla_breaches_ticket_id_key": "unique (ticket_id)",
+            "ticket_sla_breaches_kind_check": "check (kind in ('FirstResponse', 'Resolution'))",
+        },
     )
-    op.execute(
-        """
-        create table support.ticket_sla_relay (
-            id integer primary key check (id = 1),
-            -- the last sequence handed out: a plain row, not a sequence object, so that numbers have no gap and commit in order
-            next_seq bigint not null,
-            published_seq bigint not null,
-            published_at timestamptz,
-            check (published_seq between 0 and next_seq)
-        )
-        """
+    add_missing(
+        "ticket_sla_relay",
+        {
+            "id": "integer not null",
+            # the last sequence handed out: a plain row, not a sequence object, so that numbers have no gap and commit in order
+            "next_seq": "bigint not null",
+            "published_seq": "bigint not null",
+            "published_at": "timestamptz",
+        },
+        {
+            "ticket_sla_relay_pkey": "primary key (id)",
+            "ticket_sla_relay_id_check": "check (id = 1)",
+            "ticket_sla_relay_check": "check (published_seq between 0 and next_seq)",
+        },
     )
-    op.execute("insert into support.ticket_sla_relay (id, next_seq, published_seq) values (1, 0, 0)")
+    if records_are_new:
+        # a table of records that was lost is like a database restored to before its first record, which recovery knows how to mend
+        op.execute("update support.ticket_sla_relay set next_seq = 0, published_seq = 0, published_at = null")
+    # a published_seq of 0 is safe: Kafka's progress record holds the position, and the next takeover raises the copy to it
     op.execute(
-        """
-        create table support.ticket_sla_cycles (
-            id bigint generated always as identity primary key,
-            run_id text not null,
-            state text not null default 'running' check (state in ('running', 'succeeded', 'failed', 'canceled', 'abandoned')),
-            started_at timestamptz not null default clock_timestamp(),
-            finished_at timestamptz,
-            now_utc timestamptz not null,
-            batch_size integer not null,
-            max_batches_per_cycle integer not null,
-            tenant_id uuid,
-            claimed_count integer not null default 0,
-            processed_count integer not null default 0,
-            first_response_count integer not null default 0,
-            resolution_count integer not null default 0,
-            batch_count integer not null default 0,
-            published_count integer not null default 0,
-            backlog_count bigint,
-            lock_skip_count integer not null default 0,
-            remarked_count integer not null default 0,
-            error_count integer not null default 0,
-            has_more boolean not null default false,
-            claim_ms double precision,
-            mark_ms double precision,
-            publish_ms double precision,
-            duration_ms double precision,
-            error text
-        )
-        """
+        "insert into support.ticket_sla_relay (id, next_seq, published_seq)"
+        " select 1, coalesce(max(seq), 0), 0 from support.ticket_sla_breaches on conflict (id) do nothing"
     )
-    op.execute("create index ticket_sla_cycles_running on support.ticket_sla_cycles (id) where state = 'running'")
-    op.execute("create index ticket_sla_cycles_started on support.ticket_sla_cycles (started_at)")
-    op.execute(
-        """
-        create table support.ticket_sla_set_aside (
-            ticket_id uuid primary key,
-            number text not null,
-            kind text not null,
-            error text not null,
-            try_count integer not null default 1,
-            first_failed_at timestamptz not null,
-            last_failed_at timestamptz not null,
-            next_try_at timestamptz not null
-        )
-        """
+    add_missing(
+        "ticket_sla_cycles",
+        {
+            "id": "bigint generated always as identity",
+            "run_id": "text not null",
+            "state": "text not null default 'running'",
+            "started_at": "timestamptz not null default clock_timestamp()",
+            "finished_at": "timestamptz",
+            "now_utc": "timestamptz not null",
+            "batch_size": "integer not null",
+            "max_batches_per_cycle": "integer not null",
+            "tenant_id": "uuid",
+            "claimed_count": "integer not null default 0",
+            "processed_count": "integer not null default 0",
+            "first_response_count": "integer not null default 0",
+            "resolution_count": "integer not null default 0",
+            "batch_count": "integer not null default 0",
+            "published_count": "integer not null default 0",
+            "backlog_count": "bigint",
+            "lock_skip_count": "integer not null default 0",
+            "remarked_count": "integer not null default 0",
+            "error_count": "integer not null default 0",
+            "has_more": "boolean not null default false",
+            "claim_ms": "double precision",
+            "mark_ms": "double precision",
+            "publish_ms": "double precision",
+            "duration_ms": "double precision",
+            "error": "text",
+        },
+        {
+            "ticket_sla_cycles_pkey": "primary key (id)",
+            "ticket_sla_cycles_state_check": "check (state in ('running', 'succeeded', 'failed', 'canceled', 'abandoned'))",
+        },
+    )
+    add_missing_index("ticket_sla_cycles_running", "on support.ticket_sla_cycles (id) where state = 'running'")
+    add_missing_index("ticket_sla_cycles_started", "on support.ticket_sla_cycles (started_at)")
+    add_missing(
+        "ticket_sla_set_aside",
+        {
+            "ticket_id": "uuid not null",
+            "number": "text not null",
+            "kind": "text not null",
+            "error": "text not null",
+            "try_count": "integer not null default 1",
+            "first_failed_at": "timestamptz not null",
+            "last_failed_at": "timestamptz not null",
+            "next_try_at": "timestamptz not null",
+        },
+        {"ticket_sla_set_aside_pkey": "primary key (ticket_id)"},
     )
 
 
 def downgrade() -> None:
     """Drop them, and with them the record of what was published."""
     for table in ("ticket_sla_set_aside", "ticket_sla_cycles", "ticket_sla_relay", "ticket_sla_breaches"):
-        op.execute(f"drop table support.{table}")
+        op.execute(f"drop table if exists support.{table}")

@@ -2,7 +2,7 @@
 
 from alembic import op
 
-from sla_pipeline.postgres.schema import OUR_INDEXES
+from sla_pipeline.postgres import index_build
 
 revision = "sla_0002"
 down_revision = "sla_0001"
@@ -11,15 +11,12 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Build them without blocking writers; a half-built one of an interrupted try is dropped first."""
+    """Build those that are missing."""
     with op.get_context().autocommit_block():
-        for name, definition in OUR_INDEXES.items():
-            op.execute(f"drop index concurrently if exists support.{name}")
-            op.execute(f"create index concurrently {name} {definition}")
+        index_build.build(op.get_bind())
 
 
 def downgrade() -> None:
     """Drop them."""
     with op.get_context().autocommit_block():
-        for name in OUR_INDEXES:
-            op.execute(f"drop index concurrently if exists support.{name}")
+        index_build.drop(op.get_bind())

@@ -2,6 +2,8 @@
 
 from alembic import op
 
+from sla_pipeline.postgres.migrations.additive import add_missing
+
 revision = "sla_0004"
 down_revision = "sla_0003"
 branch_labels = None
@@ -10,9 +12,9 @@ depends_on = None
 
 def upgrade() -> None:
     """Add the column; a row that was set aside before keeps its pause."""
-    op.execute("alter table support.ticket_sla_set_aside add column if not exists row_version text")
+    add_missing("ticket_sla_set_aside", {"row_version": "text"})
 
 
 def downgrade() -> None:
     """Drop it."""
-    op.execute("alter table support.ticket_sla_set_aside drop column row_version")
+    op.execute("alter table support.ticket_sla_set_aside drop column if exists row_version")
