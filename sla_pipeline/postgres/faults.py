@@ -136,7 +136,9 @@ def _right_missing(error: psycopg.Error, text: str, login: Login) -> DatabaseErr
             "sla_worker, or let the function run with its owner's: `alter function NAME security definer`"
         )
     if login.has_worker_role():
-        return RightMissing(f"{text} in {where}; the login has the rights of sla_worker, which lacks this one: grant it to sla_worker")
+        return RightMissing(
+            f"{text} in {where}; the login has the rights of sla_worker, which lacks this one: run `sla-pipeline migrate`, which grants it"
+        )
     return DatabaseError(f"{text} in {where}; grant the login the rights of role sla_worker (`grant sla_worker to LOGIN`)")
 
 

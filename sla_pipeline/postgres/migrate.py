@@ -54,6 +54,7 @@ def upgrade(owner_url: str, *, with_tickets: bool = False, say: Callable[[str], 
     with _connected(owner_url) as (config, connection), _bounded_waiting(connection):
         if with_tickets:
             _require_own_tickets(connection)
+            _create_schema(connection)
             connection.commit()
             alembic.command.upgrade(config, "support_service@head")
         row = connection.exec_driver_sql(CATALOGUE).fetchone()
@@ -82,6 +83,12 @@ def _put_back(config: Config, connection: Connection) -> None:
         for revision in reversed(list(revisions)):
             with context.begin_transaction():
                 revision.module.upgrade()
+
+
+def _create_schema(connection: Connection) -> None:
+    # looked for first: `if not exists` demands the right to make schemas even where there is nothing to make
+    if connection.scalar(text(f"select to_regnamespace('{SCHEMA}')")) is None:
+        connection.execute(text(f"create schema {SCHEMA}"))
 
 
 def _exists(connection: Connection, table: str) -> bool:
@@ -124,6 +131,9 @@ def _bounded_waiting(connection: Connection) -> Iterator[None]:
 def downgrade(owner_url: str, *, with_tickets: bool = False) -> None:
     """Take our objects back, and ``support.tickets`` too where asked. Raises as ``upgrade`` does."""
     with _connected(owner_url) as (config, connection), _bounded_waiting(connection):
+        # Alembic keeps its version there
+        _create_schema(connection)
+        connection.commit()
         alembic.command.downgrade(config, "sla_monitor@base")
         if with_tickets:
             # with nothing to take back, the first command has read, and a transaction that it left open is not Alembic's to commit
@@ -149,9 +159,6 @@ def _connected(owner_url: str) -> Iterator[tuple[Config, Connection]]:
         with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as guard:
             if not guard.scalar(text("select pg_try_advisory_lock(:key)"), {"key": _LOCK_KEY}):
                 raise DatabaseError(f"another migration of {owner.place} is under way; try again when it has ended")
-            # asked first: `if not exists` demands the right to make schemas even where there is nothing to make
-            if guard.scalar(text(f"select to_regnamespace('{SCHEMA}')")) is None:
-                guard.execute(text(f"create schema {SCHEMA}"))
             with engine.connect() as connection:
                 config.attributes["connection"] = connection
                 yield config, connection
