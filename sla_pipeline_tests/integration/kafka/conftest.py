@@ -56,3 +56,12 @@ def outbox(owner_url: str) -> Iterator[RepairablePostgresOutbox]:
     """The outbox of the operator who repairs."""
     with contextlib.closing(RepairablePostgresOutbox(PostgresSettings(owner_url))) as outbox:
         yield outbox
+
+
+@pytest.fixture
+def environment_of_commands(monkeypatch: pytest.MonkeyPatch, kafka_settings: KafkaSettings, owner_url: str) -> None:
+    """Settings of `sla-pipeline`, with the owner's login."""
+    monkeypatch.setenv("SLA_POSTGRES_URL", owner_url)
+    monkeypatch.setenv("SLA_POSTGRES_OWNER_URL", owner_url)
+    monkeypatch.setenv("SLA_KAFKA_BOOTSTRAP_SERVERS", kafka_settings.bootstrap_servers)
+    monkeypatch.setenv("SLA_KAFKA_TOPIC", kafka_settings.topic)

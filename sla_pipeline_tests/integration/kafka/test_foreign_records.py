@@ -37,13 +37,7 @@ _BY_BINARY_NAME = [(b"\xff\xfe", b"1")]
 _FOREIGN_COUNT = len(_FOREIGN) + 1
 
 
-@pytest.fixture(autouse=True)
-def environment(monkeypatch: pytest.MonkeyPatch, kafka_settings: KafkaSettings, owner_url: str) -> None:
-    """The commands' variables."""
-    monkeypatch.setenv("SLA_POSTGRES_URL", owner_url)
-    monkeypatch.setenv("SLA_POSTGRES_OWNER_URL", owner_url)
-    monkeypatch.setenv("SLA_KAFKA_BOOTSTRAP_SERVERS", kafka_settings.bootstrap_servers)
-    monkeypatch.setenv("SLA_KAFKA_TOPIC", kafka_settings.topic)
+pytestmark = pytest.mark.usefixtures("environment_of_commands")
 
 
 def send(settings: KafkaSettings, *records: Foreign) -> None:

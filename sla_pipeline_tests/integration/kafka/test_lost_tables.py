@@ -23,13 +23,7 @@ Support = psycopg.Connection[Any]
 _DOCS = Path(__file__).parents[3] / "docs" / "exactly-once.md"
 
 
-@pytest.fixture(autouse=True)
-def environment(monkeypatch: pytest.MonkeyPatch, kafka_settings: KafkaSettings, owner_url: str) -> None:
-    """The commands' variables."""
-    monkeypatch.setenv("SLA_POSTGRES_URL", owner_url)
-    monkeypatch.setenv("SLA_POSTGRES_OWNER_URL", owner_url)
-    monkeypatch.setenv("SLA_KAFKA_BOOTSTRAP_SERVERS", kafka_settings.bootstrap_servers)
-    monkeypatch.setenv("SLA_KAFKA_TOPIC", kafka_settings.topic)
+pytestmark = pytest.mark.usefixtures("environment_of_commands")
 
 
 @pytest.fixture

@@ -14,14 +14,7 @@ from sla_pipeline_tests.integration.kafka.breach_records import BreachRecords, s
 from sla_pipeline_tests.integration.kafka.conftest import Publish
 from sla_pipeline_tests.integration.kafka.topic_administration import create_topic, delete_topic, recreate_event_topic
 
-
-@pytest.fixture(autouse=True)
-def environment(monkeypatch: pytest.MonkeyPatch, kafka_settings: KafkaSettings, owner_url: str) -> None:
-    """The commands' variables."""
-    monkeypatch.setenv("SLA_POSTGRES_URL", owner_url)
-    monkeypatch.setenv("SLA_POSTGRES_OWNER_URL", owner_url)
-    monkeypatch.setenv("SLA_KAFKA_BOOTSTRAP_SERVERS", kafka_settings.bootstrap_servers)
-    monkeypatch.setenv("SLA_KAFKA_TOPIC", kafka_settings.topic)
+pytestmark = pytest.mark.usefixtures("environment_of_commands")
 
 
 def run(*arguments: str, answers: str = "") -> tuple[int, str]:
