@@ -7,10 +7,12 @@ need no server. SLA_TEST_POSTGRES_URL (a superuser's) and SLA_TEST_KAFKA_BOOTSTR
 
 import contextlib
 import itertools
+import logging
 import os
 import re
 import secrets
 import shutil
+import signal
 import uuid
 from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
@@ -42,6 +44,9 @@ _MIGRATION_LOCK = 7_305_183_124
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # a shell starts what it puts into the background with Ctrl-C ignored, and the programs that tests start would inherit that
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if worker_input := getattr(config, "workerinput", None):
         config.stash[_SERVERS] = AskedServers(worker_input["servers_address"], worker_input["servers_key"])
     else:
@@ -101,6 +106,14 @@ def migrated_template(postgres_server_url: str) -> Iterator[str]:
             connection.execute("select pg_advisory_lock(%s)", (_MIGRATION_LOCK,))
             upgrade(url, with_tickets=True)
         yield _name_of(url)
+
+
+@pytest.fixture(autouse=True)
+def unconfigured_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever configures the package's log in a test does it for this test: the standard error of that moment is closed afterwards."""
+    logger = logging.getLogger("sla_pipeline")
+    monkeypatch.setattr(logger, "handlers", [])
+    monkeypatch.setattr(logger, "propagate", True)
 
 
 @pytest.fixture

@@ -43,7 +43,7 @@ def command(worker_url: str, kafka_settings: KafkaSettings, monkeypatch: pytest.
     monkeypatch.setenv("SLA_POSTGRES_URL", worker_url)
     monkeypatch.setenv("SLA_KAFKA_BOOTSTRAP_SERVERS", kafka_settings.bootstrap_servers)
     monkeypatch.setenv("SLA_KAFKA_TOPIC", kafka_settings.topic)
-    # the log would keep this test's standard error
+    # the log goes to standard error too; only what the command itself says is looked at
     monkeypatch.setattr(cli, "configure_logging", lambda: None)
 
     def run(*arguments: str) -> tuple[int, str, str]:
