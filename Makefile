@@ -7,9 +7,9 @@ BIN = $(VENV)/bin
 UV ?= uv
 # what runs in the environment holds it: a changed lock is not installed under a running demo
 RUN = $(PYTHON) tools/hold_venv.py use $(VENV)
-# two test processes: more gain nothing, the servers need the rest of the machine
+# three test processes on two cores: much of a test is waiting for servers
 PYTEST = $(RUN) $(BIN)/python -m pytest
-PARALLEL = -n 2 --dist worksteal
+PARALLEL = -n 3 --dist worksteal
 
 # `--name value` when the variable is set: $(call option,CYCLES,--cycles)
 option = $(if $($(1)),$(2) $($(1)))
