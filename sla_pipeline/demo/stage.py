@@ -183,7 +183,7 @@ def _start_dagster(
     home = addresses.dagster_home
     home.mkdir(exist_ok=True)
     shutil.copyfile(dagster_yaml, home / "dagster.yaml")
-    web_port = _web_port()
+    web_port = _web_port(up)
     (code_port,) = free_ports(1)
     (home / "workspace.yaml").write_text(
         f"load_from:\n  - grpc_server: {{host: 127.0.0.1, port: {code_port}, location_name: {_LOCATION}}}\n"
@@ -219,10 +219,16 @@ def _fail_runs_left_over(instance: dg.DagsterInstance) -> None:
         instance.report_run_failed(run, "the demo that ran it was stopped")
 
 
-def _web_port() -> int:
+def _web_port(up: ExitStack) -> int:
+    """The usual port, or a free one where it is taken, also by a demo whose webserver does not listen yet.
+
+    A UDP socket of the same number, held until ``up`` closes, shows the other demos that the port is taken.
+    """
+    held = up.enter_context(socket.socket(type=socket.SOCK_DGRAM))
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
+            held.bind(("127.0.0.1", _USUAL_WEB_PORT))
             probe.bind(("127.0.0.1", _USUAL_WEB_PORT))
         except OSError:
             return free_ports(1)[0]

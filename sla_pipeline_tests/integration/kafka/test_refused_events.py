@@ -47,10 +47,11 @@ def test_message_too_large_for_the_client(kafka_settings: KafkaSettings, records
     records.add(3)
     with pytest.raises(KafkaError, match=rf"while handing events to the client .*ticket TCK-{too_large} "):
         publish(kafka_settings)
-    assert records.positions() == (0, 7)
+    # a slow machine may need several transactions, and the first holds only events before the large one
+    published, handed_out = records.positions()
+    assert (published in (0, 1, 2, 3), handed_out) == (True, 7)
     larger = KafkaSettings(kafka_settings.bootstrap_servers, kafka_settings.topic, {"message.max.bytes": "2000000"})
-    # a slow machine may need a second transaction for a megabyte
-    assert publish(larger).published == 7
+    assert publish(larger).published == 7 - published
     records.assert_each_published_once_in_order(kafka_settings)
 
 
