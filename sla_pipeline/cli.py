@@ -221,7 +221,7 @@ def _set_aside_table(found: "SetAside", title: str) -> Table:
 
 
 def _shown(text: str | None) -> str:
-    """A text of the support service in a cell: printable, and told apart from no text."""
+    """A text of the support service in a cell: printable, and distinct from a missing one."""
     return "(none)" if text is None else named(text)
 
 
@@ -244,7 +244,8 @@ def tail(
     meets it; how many there were is said at the end.
     """
     from sla_pipeline.kafka.events import read_events  # noqa: PLC0415
-    from sla_pipeline.kafka.foreign import event_or_fault, sequence_of, shown  # noqa: PLC0415
+    from sla_pipeline.kafka.foreign import event_or_fault, shown  # noqa: PLC0415
+    from sla_pipeline.kafka.headers import sequence_in  # noqa: PLC0415
 
     foreign_count = 0
     try:
@@ -258,7 +259,7 @@ def tail(
                 sys.stdout.buffer.write(received.value.translate(_LINE_BREAKS_AS_SPACES) + b"\n")
                 sys.stdout.buffer.flush()
             else:
-                kind, priority, seq = event.breach_kind.value, named(str(event.priority)), sequence_of(received)
+                kind, priority, seq = event.breach_kind.value, named(str(event.priority)), sequence_in(received.headers)
                 print(  # noqa: T201
                     f"{event.breached_at}  {named(event.number)}  {kind}  {priority}  due {event.due_at}  seq {seq}", flush=True
                 )

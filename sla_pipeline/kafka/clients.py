@@ -78,7 +78,7 @@ class ClientReports:
             return
         self._seen.add(key)
         if facility == "FAIL" and _HUNG_UP in line and (self.error is None or self.error.code() == ClientError._ALL_BROKERS_DOWN):
-            # reported as "0/1 brokers are down" otherwise: a listener that asks for TLS or a login closes the connection without a word
+            # reported as "0/1 brokers are down" otherwise: a listener that asks for TLS or a login closes the connection without a reason
             self.on_error(ClientError(ClientError._TRANSPORT, line[line.index(_HUNG_UP) :]))
         _log.log(_QUIET_FACILITIES.get(facility, level), "%s", line)
 

@@ -1,29 +1,20 @@
-"""Tells breach events from the records that somebody else wrote to the same topic, in words for a person.
+"""Distinguishes breach events from records that somebody else wrote to the same topic, and describes those.
 
 A record is ours by its headers for recovery, which must know a damaged event again, and by its headers and its payload for whoever only
 reads. What does not belong here: what a foreign record means to its finder.
 """
 
-import re
-
 from pydantic import ValidationError
 
 from sla_pipeline.event import TicketSlaBreachedKafkaEvent, event_id, event_key
 from sla_pipeline.kafka.events import ReceivedEvent
+from sla_pipeline.kafka.headers import sequence_in
 from sla_pipeline.quoting import quoted
 
-__all__ = ["event_or_fault", "place_of", "sequence_of", "shown"]
+__all__ = ["event_or_fault", "place_of", "shown"]
 
-# a whole number of Postgres' bigint, counted from 1, without leading zeros: no other was ever handed out
-_SEQUENCE = re.compile(rb"[1-9][0-9]{0,17}")
 # fields of a payload, or headers, that one line lists
 _LISTED = 3
-
-
-def sequence_of(received: ReceivedEvent) -> int | None:
-    """The sequence in the header ``outbox-seq``; None without one that the outbox could have handed out."""
-    text = received.headers.get("outbox-seq", b"")
-    return int(text) if _SEQUENCE.fullmatch(text) else None
 
 
 def event_or_fault(received: ReceivedEvent) -> TicketSlaBreachedKafkaEvent | str:
@@ -39,7 +30,7 @@ def event_or_fault(received: ReceivedEvent) -> TicketSlaBreachedKafkaEvent | str
         return "its EventId or AggregateId is not that of its TicketId"
     if received.key != event_key(event.ticket_id):
         return "its key is not its TicketId"
-    if sequence_of(received) is None:
+    if sequence_in(received.headers) is None:
         return "it has no header outbox-seq with a sequence"
     return event
 
@@ -56,12 +47,12 @@ def _fault_of_payload(error: ValidationError) -> str:
 
 
 def place_of(received: ReceivedEvent) -> str:
-    """Where a record stands, as Kafka's tools want to be told."""
+    """A record's place, in the numbers that Kafka's tools take."""
     return f"partition {received.partition}, offset {received.offset}"
 
 
 def shown(received: ReceivedEvent, fault: str) -> str:
-    """One bounded line on a foreign record: place, fault, and what tells its writer. Of its value, only the size."""
+    """One bounded line on a foreign record: place, fault, and hints at its writer. Of its value, only the size."""
     names = ", ".join(quoted(name) for name in list(received.headers)[:_LISTED]) or "none"
     more = f" and {len(received.headers) - _LISTED} more" if len(received.headers) > _LISTED else ""
     found = f"key {quoted(received.key)}, {len(received.value)} bytes, headers {names}{more}"

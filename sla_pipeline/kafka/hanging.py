@@ -21,7 +21,7 @@ from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 from sla_pipeline.errors import FailClosed, KafkaUnavailable
 from sla_pipeline.kafka.clients import ClientReports, TransactionalProducer, open_consumer, translated
 from sla_pipeline.kafka.deadline import Deadline
-from sla_pipeline.kafka.headers import headers_of
+from sla_pipeline.kafka.headers import headers_of, sequence_in
 from sla_pipeline.kafka.progress import RECOVERY, Progress, newest_committed
 from sla_pipeline.kafka.settings import KafkaSettings
 from sla_pipeline.kafka.topics import EventTopic, TopicChecker
@@ -33,8 +33,6 @@ _SETTLING_SECONDS = 3.0
 _SETTLING_POLL_SECONDS = 0.05
 _CALL_SECONDS = 8.0
 _POLL_SECONDS = 0.2
-# of Postgres' bigint, with room to spare; a header of thousands of digits is somebody else's
-_SEQUENCE_DIGITS = 19
 # how Kafka's own tool shows and ends such a transaction
 _TOOL = "kafka-transactions.sh (find-hanging, then abort)"
 
@@ -52,7 +50,7 @@ class Hanging:
     @property
     def event_seqs(self) -> list[int]:
         """Sequence of the first hanging event of each partition."""
-        return [_seq(record) for record in self.first_records if _seq(record)]
+        return [seq for record in self.first_records if (seq := _seq(record))]
 
     @property
     def where(self) -> str:
@@ -155,15 +153,12 @@ def _last_visible_seq(consumer: Consumer, topic: str, partition: int, deadline: 
     low, stable = consumer.get_watermark_offsets(
         TopicPartition(topic, partition), timeout=deadline.timeout_seconds(_CALL_SECONDS), cached=False
     )
-    return (
-        newest_committed(consumer, TopicPartition(topic, partition, low), stable, deadline, parse=lambda record: _seq(record) or None) or 0
-    )
+    return newest_committed(consumer, TopicPartition(topic, partition, low), stable, deadline, parse=_seq) or 0
 
 
-def _seq(record: Message) -> int:
-    """The sequence of an event of this package, 0 for any other record."""
-    text = headers_of(record).get("outbox-seq") or b""
-    return int(text) if text.isdigit() and len(text) <= _SEQUENCE_DIGITS else 0
+def _seq(record: Message) -> int | None:
+    """The sequence of an event of this package, None for any other record."""
+    return sequence_in(headers_of(record))
 
 
 def _progress(record: Message) -> Progress:

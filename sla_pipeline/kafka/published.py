@@ -22,7 +22,8 @@ from sla_pipeline.event import REPUBLISHED_HEADER
 from sla_pipeline.kafka.clients import ClientReports, open_admin, translated
 from sla_pipeline.kafka.deadline import Deadline
 from sla_pipeline.kafka.events import OnProgress, ReceivedEvent, read_events
-from sla_pipeline.kafka.foreign import place_of, sequence_of, shown
+from sla_pipeline.kafka.foreign import place_of, shown
+from sla_pipeline.kafka.headers import sequence_in
 from sla_pipeline.kafka.progress import record_digest
 from sla_pipeline.kafka.settings import KafkaSettings
 
@@ -119,7 +120,7 @@ def scan_topic(settings: KafkaSettings, *, on_progress: OnProgress | None = None
             continue
         record = _record_of(event)
         if isinstance(record, str):
-            unreadable.append(_Unreadable(sequence_of(event) or 0, event.partition, event.offset, record))
+            unreadable.append(_Unreadable(sequence_in(event.headers) or 0, event.partition, event.offset, record))
             continue
         if record.seq in contents.digests:
             _note(contents.faults, f"sequence {record.seq} is on the topic twice")
@@ -189,7 +190,7 @@ def published_record(record: BreachRecord, place: str) -> PublishedRecord:
 
 
 def _has_our_headers(event: ReceivedEvent) -> bool:
-    return sequence_of(event) is not None and "correlation-id" in event.headers
+    return sequence_in(event.headers) is not None and "correlation-id" in event.headers
 
 
 def _record_of(event: ReceivedEvent) -> BreachRecord | str:
@@ -203,7 +204,7 @@ def _record_of(event: ReceivedEvent) -> BreachRecord | str:
     except UnicodeDecodeError:
         return "its header correlation-id is not UTF-8"
     try:
-        return BreachRecord(sequence_of(event) or 0, event.key.decode(), correlation_id, event.value.decode())
+        return BreachRecord(sequence_in(event.headers) or 0, event.key.decode(), correlation_id, event.value.decode())
     except UnicodeDecodeError:
         return "its value is not UTF-8"
 

@@ -83,7 +83,7 @@ class TopicChecker:
     def check(self, deadline: Deadline) -> EventTopic:
         """Raises ``KafkaError`` that names topic, setting, value and remedy; ``KafkaUnavailable`` when there is no answer."""
         admin, topics = self._client(), (self._settings.topic, self._settings.progress_topic)
-        # half of the time at most: what was found must still be told
+        # half of the time at most, so that time is left to report the fault
         settling = Deadline(min(_SETTLING_SECONDS, deadline.remaining_seconds() / 2))
         try:
             partitions = {topic: self._partitions(admin, topic, deadline) for topic in topics}

@@ -143,7 +143,7 @@ def _right_missing(error: psycopg.Error, text: str, login: Login) -> DatabaseErr
 
 
 def login_fault(error: psycopg.Error, refusal: LoginRefusal | None, login: Login) -> DatabaseError | DatabaseUnavailable:
-    """Our error for a session that could not be opened. ``refusal`` tells a server that was reached and refuses from one that is away."""
+    """Our error for a session that could not be opened. ``refusal`` is given when a server was reached and refuses."""
     text = _login_text(error, login)
     if refusal is None:
         return _unavailable(text, login)
@@ -162,7 +162,7 @@ def _login_text(error: psycopg.Error, login: Login) -> str:
         [lines[0], *(line for line in lines[1:] if line.startswith("connection "))]
     )
     password = login.parameters().get("password")
-    # a password that is also a part of a name would be told by its stars
+    # the stars would reveal a password that is also a part of a name
     return text.replace(password, "***") if password and password not in login.place else text
 
 

@@ -83,7 +83,7 @@ where i.indrelid = {oid} order by i.indisvalid desc, c.oid
 
 
 def build(connection: Connection) -> None:
-    """Build what is missing; a half-built one of an interrupted try is built anew. ``connection`` is in autocommit mode.
+    """Build what is missing; a half-built one of an interrupted try is built again. ``connection`` is in autocommit mode.
 
     Writers go on meanwhile: partitions are indexed concurrently and attached, which takes short locks only. A partition that is added
     later gets its index from the table's. Raises ``DatabaseBusy`` when others hold the table for long; run again, it goes on.

@@ -12,7 +12,7 @@ from sla_pipeline.errors import DatabaseError
 
 __all__ = ["check_pooler"]
 
-# the pooler resets a server process after it has taken leave of its client; that takes milliseconds
+# the pooler resets a server process after its client has disconnected; that takes milliseconds
 _RESET_SECONDS = 2.0
 _POLL_SECONDS = 0.01
 # a busy pooler in transaction mode may hand out the same process a few times, not so often
@@ -41,7 +41,7 @@ def check_pooler(first: psycopg.Connection, other: psycopg.Connection, processes
     """
     mine, others = set(processes), set[int]()
     for _ in range(_ROUNDS):
-        # twice in a row each: a pooler that takes its processes in turn would show two sessions the same two for ever
+        # twice in a row each: a pooler that takes its processes in turn would always show two sessions the same two
         for session, seen in ((other, others), (first, mine), (first, mine), (other, others)):
             seen.add(_process(session))
     if len(mine) > 1 or len(others) > 1 or mine == others:

@@ -203,7 +203,7 @@ class PostgresSettings(PostgresUrl):
 
 
 class _AnswerTimer:
-    """Cuts the watched sessions off when the block takes longer than ``_FIRST_STATEMENTS_SECONDS``: the driver would wait for ever."""
+    """Cuts the watched sessions off when the block takes longer than ``_FIRST_STATEMENTS_SECONDS``: the driver itself has no time limit."""
 
     def __init__(self, where: str) -> None:
         self._where = where
