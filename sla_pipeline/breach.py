@@ -1,7 +1,7 @@
 """The rule: when a ticket is breached, of which kind, by which deadline (SPEC 1.1, 4.1, 5.4).
 
-What belongs here: pure functions and values, nothing that reads a clock, a database or a setting. What does not: how tickets are
-found quickly (``postgres/tickets.py`` says the same rule in SQL; a property test holds the two together).
+What belongs here: pure functions and values, nothing that reads a clock, a database or a setting. What does not: how
+tickets are found quickly (``postgres/tickets.py`` says the same rule in SQL; a property test holds the two together).
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,10 @@ class BreachKind(StrEnum):
 
 
 class Priority(StrEnum):
-    """The priorities that we know. The support service owns the list: another value is no fault, it goes out as it is."""
+    """The priorities that we know.
+
+    The support service owns the list: another value is no fault, it goes out as it is.
+    """
 
     CRITICAL = "Critical"
     HIGH = "High"
@@ -32,7 +35,10 @@ class Priority(StrEnum):
 
 
 class TicketState(Protocol):
-    """What the rule looks at. Every time is timezone-aware; ``status`` is free text, since the support service owns its values."""
+    """What the rule looks at.
+
+    Every time is timezone-aware; ``status`` is free text, since the support service owns its values.
+    """
 
     @property
     def status(self) -> str:
@@ -70,12 +76,16 @@ class Breach:
 def judge(ticket: TicketState, now_utc: datetime) -> Breach | None:
     """The breach that a cycle at ``now_utc`` must mark on this ticket, or None (SPEC 1.1, 5.4).
 
-    The cut-off is strict, ``due < now_utc``. A first response overdue has priority over a resolution overdue. A ticket that is
-    already breached, or in a status other than New and InWork, is never breached (again).
+    The cut-off is strict, ``due < now_utc``. A first response overdue has priority over a resolution overdue. A ticket
+    that is already breached, or in a status other than New and InWork, is never breached (again).
     """
     if ticket.sla_breached or ticket.status not in ACTIVE_STATUSES:
         return None
-    if ticket.first_response_at is None and ticket.first_response_due_at is not None and ticket.first_response_due_at < now_utc:
+    if (
+        ticket.first_response_at is None
+        and ticket.first_response_due_at is not None
+        and ticket.first_response_due_at < now_utc
+    ):
         return Breach(BreachKind.FIRST_RESPONSE, ticket.first_response_due_at)
     if (
         ticket.status == "InWork"

@@ -1,7 +1,7 @@
 """The command line, ``sla-pipeline``: for on-call, for cron, for the demo.
 
-What belongs here: options, what is printed, exit codes. What does not: the work; every command is a few lines around a function of
-another room.
+What belongs here: options, what is printed, exit codes. What does not: the work; every command is a few lines around a
+function of another room.
 """
 
 import io
@@ -39,15 +39,14 @@ if TYPE_CHECKING:
 __all__ = ["app", "main"]
 
 _EPILOG = (
-    "Exit codes: 0 done; 1 done, but something failed or does not agree (it is printed); 2 a wrong option, variable or value; "
-    "3 Postgres or Kafka is not as it must be, a person must act; 75 a server is away, try again; 130 interrupted. "
-    "Settings: SLA_POSTGRES_URL, SLA_POSTGRES_OWNER_URL (migrate, recover), SLA_KAFKA_BOOTSTRAP_SERVERS, SLA_KAFKA_TOPIC, "
-    "SLA_KAFKA_CLIENT_CONFIG."
+    "Exit codes: 0 done; 1 done, but something failed or does not agree (it is printed); 2 a wrong option, variable "
+    "or value; 3 Postgres or Kafka is not as it must be, a person must act; 75 a server is away, try again; 130 "
+    "interrupted. Settings: SLA_POSTGRES_URL, SLA_POSTGRES_OWNER_URL (migrate, recover), SLA_KAFKA_BOOTSTRAP_SERVERS, "
+    "SLA_KAFKA_TOPIC, SLA_KAFKA_CLIENT_CONFIG."
 )
 _EXIT_FAILED, _EXIT_USAGE, _EXIT_BROKEN, _EXIT_TRY_AGAIN, _EXIT_INTERRUPTED = 1, 2, 3, 75, 130
 _UNFOLDED_WIDTH = 240
 _LINE_BREAKS_AS_SPACES = bytes.maketrans(b"\r\n", b"  ")
-_RETRYABLE = (errors.DatabaseUnavailable, errors.KafkaUnavailable, errors.PublisherBusy, errors.PublisherFenced, errors.CycleLocked)
 
 app = typer.Typer(
     name="sla-pipeline",
@@ -57,19 +56,26 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-# what is printed comes from elsewhere in part (a ticket's number, a server's text): none of it is markup or an emoji's name
-# a pipe or a file has no width: an id that is folded into two lines cannot be searched for
-out = Console(highlight=False, soft_wrap=True, markup=False, emoji=False, width=None if sys.stdout.isatty() else _UNFOLDED_WIDTH)
+# what is printed comes from elsewhere in part (a ticket's number, a server's text): none of it is markup or an emoji's
+# name a pipe or a file has no width: an id that is folded into two lines cannot be searched for
+out = Console(
+    highlight=False, soft_wrap=True, markup=False, emoji=False, width=None if sys.stdout.isatty() else _UNFOLDED_WIDTH
+)
 err = Console(stderr=True, highlight=False, soft_wrap=True, markup=False, emoji=False)
 
-BatchSize = Annotated[int, typer.Option(help=f"Tickets marked in one transaction, {BATCH_SIZE.low} to {BATCH_SIZE.high}.")]
+BatchSize = Annotated[
+    int, typer.Option(help=f"Tickets marked in one transaction, {BATCH_SIZE.low} to {BATCH_SIZE.high}.")
+]
 MaxBatches = Annotated[
     int,
     typer.Option(
-        help=f"Batches in one cycle, {MAX_BATCHES_PER_CYCLE.low} to {MAX_BATCHES_PER_CYCLE.high}; the rest waits for the next cycle."
+        help=f"Batches in one cycle, {MAX_BATCHES_PER_CYCLE.low} to {MAX_BATCHES_PER_CYCLE.high}; the rest waits for "
+        "the next cycle."
     ),
 ]
-TenantId = Annotated[str | None, typer.Option(help="Only this tenant's tickets, a UUID. For diagnosis and manual runs.")]
+TenantId = Annotated[
+    str | None, typer.Option(help="Only this tenant's tickets, a UUID. For diagnosis and manual runs.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 
@@ -77,16 +83,23 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs."
 def migrate(
     with_tickets: Annotated[
         bool,
-        typer.Option("--with-tickets", help="Create support.tickets too. It belongs to the support service: for a demo or a test only."),
+        typer.Option(
+            "--with-tickets",
+            help="Create support.tickets too. It belongs to the support service: for a demo or a test only.",
+        ),
     ] = False,
-    topics: Annotated[bool, typer.Option(help="Create the two topics in Kafka as well, where they are missing.")] = True,
+    topics: Annotated[
+        bool, typer.Option(help="Create the two topics in Kafka as well, where they are missing.")
+    ] = True,
     partitions: Annotated[int, typer.Option(min=1, help="Partitions of a new event topic.")] = 3,
-    replication_factor: Annotated[int, typer.Option(min=1, help="Replicas of a new topic; a single broker takes 1.")] = 3,
+    replication_factor: Annotated[
+        int, typer.Option(min=1, help="Replicas of a new topic; a single broker takes 1.")
+    ] = 3,
 ) -> None:
     """Bring database and topics to what this version needs. Safe to repeat.
 
-    Runs as the owner of schema support (SLA_POSTGRES_OWNER_URL). Adds our tables, two indexes on support.tickets (built without blocking
-    anyone) and the roles sla_worker and sla_analyst; changes nothing of the tickets themselves.
+    Runs as the owner of schema support (SLA_POSTGRES_OWNER_URL). Adds our tables, two indexes on support.tickets (built
+    without blocking anyone) and the roles sla_worker and sla_analyst; changes nothing of the tickets themselves.
     """
     from sla_pipeline.postgres.migrate import upgrade  # noqa: PLC0415  Alembic is slow to import
 
@@ -110,8 +123,8 @@ def cycle(
 ) -> None:
     """Run one cycle without Dagster: for cron, or an emergency.
 
-    The same code as the job's, and safe beside it. Stops between two batches on SIGTERM or Ctrl-C; what was saved stays saved. The log goes
-    to standard error, JSON lines.
+    The same code as the job's, and safe beside it. Stops between two batches on SIGTERM or Ctrl-C; what was saved stays
+    saved. The log goes to standard error, JSON lines.
     """
     from sla_pipeline.kafka.relay import Relay  # noqa: PLC0415
     from sla_pipeline.monitor.runner import run_cycle  # noqa: PLC0415
@@ -133,12 +146,15 @@ def cycle(
     else:
         kinds = ", ".join(f"{count} {kind}" for kind, count in report.by_kind.items())
         out.print(
-            f"{report.processed} marked ({kinds}) in {report.batches} batches, {report.published} published, backlog {report.backlog}, "
-            f"{report.lock_skips} held by others, {report.error_count} errors, {report.duration_ms / 1000:.2f} s"
+            f"{report.processed} marked ({kinds}) in {report.batches} batches, {report.published} published, backlog "
+            f"{report.backlog}, {report.lock_skips} held by others, {report.error_count} errors, "
+            f"{report.duration_ms / 1000:.2f} s"
         )
         if report.unknown_priority_count:
             values = ", ".join(map(quoted, report.unknown_priorities))
-            out.print(f"{report.unknown_priority_count} of them with a priority that we do not know, sent as it is: {values}")
+            out.print(
+                f"{report.unknown_priority_count} of them with a priority that we do not know, sent as it is: {values}"
+            )
         if report.set_aside is not None and report.set_aside.count:
             for line in _set_aside_lines(report.set_aside):
                 out.print(line)
@@ -153,24 +169,26 @@ def preview(
 ) -> None:
     """Show what a cycle would mark now: counts by kind, queue and priority, and the oldest tickets. Changes nothing.
 
-    Tickets that cannot be marked are listed apart, with the reason and the next try: until then, or until their row changes, no cycle tries
-    them.
+    Tickets that cannot be marked are listed apart, with the reason and the next try: until then, or until their row
+    changes, no cycle tries them.
     """
     from sla_pipeline.postgres import schema, set_aside, tickets  # noqa: PLC0415
 
     settings = PostgresSettings.from_environment()
     given = CycleInput(tenant_id=tenant_id)
     now_utc = SystemClock().now_utc()
-    unreadable: errors.DatabaseError | None = None
+    unreadable: errors.PostgresSetupError | None = None
     with settings.session(purpose="preview") as connection:
         schema.check_revision(connection)
         schema.check_tickets(connection)
         try:
             with translated_errors(settings):
                 waiting = set_aside.waiting(connection, now_utc=now_utc, tenant_id=given.tenant_id, limit=oldest)
-        except errors.DatabaseError as error:
+        except errors.PostgresSetupError as error:
             unreadable, waiting = error, None
-        found = tickets.preview(connection, now_utc=now_utc, tenant_id=given.tenant_id, oldest=oldest, all_set_aside=waiting is None)
+        found = tickets.preview(
+            connection, now_utc=now_utc, tenant_id=given.tenant_id, oldest=oldest, all_set_aside=waiting is None
+        )
     if as_json:
         _print_json({**asdict(found), "set_aside": asdict(waiting) if waiting else None})
     else:
@@ -178,9 +196,14 @@ def preview(
         if waiting and waiting.count:
             out.print(_set_aside_table(waiting, "more are overdue and set aside: a cycle now does not try them"))
     if unreadable:
-        right = f"; `grant select on {set_aside.TABLE} to sla_worker`" if isinstance(unreadable, errors.RightMissing) else ""
+        right = (
+            f"; `grant select on {set_aside.TABLE} to sla_worker`"
+            if isinstance(unreadable, errors.RightMissing)
+            else ""
+        )
         raise type(unreadable)(
-            f"{unreadable}{right}. Which tickets are set aside is not known: all that is overdue is listed, and a cycle would try all of it"
+            f"{unreadable}{right}. Which tickets are set aside is not known: all that is overdue is listed, and a "
+            "cycle would try all of it"
         )
 
 
@@ -190,7 +213,9 @@ def _preview_tables(found: "Preview") -> tuple[Table, Table]:
         counts.add_row(row.kind, row.queue_id or "(none)", _shown(row.priority), str(row.count))
     single = Table("due at (UTC)", "number", "kind", "priority", "id", title=f"the oldest {len(found.oldest)}")
     for ticket in found.oldest:
-        single.add_row(f"{ticket.due_at:%Y-%m-%d %H:%M:%S}", _shown(ticket.number), ticket.kind, _shown(ticket.priority), ticket.id)
+        single.add_row(
+            f"{ticket.due_at:%Y-%m-%d %H:%M:%S}", _shown(ticket.number), ticket.kind, _shown(ticket.priority), ticket.id
+        )
     return counts, single
 
 
@@ -198,11 +223,15 @@ def _set_aside_lines(found: "SetAside") -> Iterator[str]:
     """For a mail of cron: a table does not fit its width."""
     from sla_pipeline.postgres.set_aside import REASON_LENGTH  # noqa: PLC0415
 
-    yield f"{found.count} overdue tickets cannot be marked, and nobody is called for them; correct the row, or what refuses it:"
+    yield (
+        f"{found.count} overdue tickets cannot be marked, and nobody is called for them; correct the row, or "
+        "what refuses it:"
+    )
     for ticket in found.tickets:
         yield (
-            f"  {named(ticket.number)} ({ticket.id}, {named(ticket.kind)}) since {ticket.first_failed_at:%Y-%m-%d %H:%M:%S} UTC: "
-            f"{named(ticket.error, length=REASON_LENGTH)}; next try {ticket.next_try_at:%Y-%m-%d %H:%M:%S} UTC, or when the row has changed"
+            f"  {named(ticket.number)} ({ticket.id}, {named(ticket.kind)}) since "
+            f"{ticket.first_failed_at:%Y-%m-%d %H:%M:%S} UTC: {named(ticket.error, length=REASON_LENGTH)}; next try "
+            f"{ticket.next_try_at:%Y-%m-%d %H:%M:%S} UTC, or when the row has changed"
         )
     if found.count > len(found.tickets):
         yield f"  and {found.count - len(found.tickets)} more in support.ticket_sla_set_aside"
@@ -214,7 +243,9 @@ def _set_aside_table(found: "SetAside", title: str) -> Table:
     table = Table("number", "kind", "since (UTC)", "next try (UTC)", "reason", "id", title=f"{found.count} {title}")
     for ticket in found.tickets:
         times = [f"{moment:%Y-%m-%d %H:%M:%S}" for moment in (ticket.first_failed_at, ticket.next_try_at)]
-        table.add_row(_shown(ticket.number), _shown(ticket.kind), *times, named(ticket.error, length=REASON_LENGTH), ticket.id)
+        table.add_row(
+            _shown(ticket.number), _shown(ticket.kind), *times, named(ticket.error, length=REASON_LENGTH), ticket.id
+        )
     if found.count > len(found.tickets):
         table.caption = f"the {len(found.tickets)} that have been for longest"
     return table
@@ -235,13 +266,17 @@ def tail(
     beginning: Annotated[
         bool, typer.Option("--beginning", help="Start with the oldest event on the topic, not with what comes next.")
     ] = False,
-    follow: Annotated[bool, typer.Option(help="Go on until Ctrl-C; without, end at what was there at the start.")] = True,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the events' own JSON, one a line, for programs.")] = False,
+    follow: Annotated[
+        bool, typer.Option(help="Go on until Ctrl-C; without, end at what was there at the start.")
+    ] = True,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the events' own JSON, one a line, for programs.")
+    ] = False,
 ) -> None:
     """Print breach events as they arrive, as a consumer sees them (read_committed). Leaves no trace on the topic.
 
-    A record that is no breach event of ours is shown in one line on standard error, so that whoever reads the events line by line never
-    meets it; how many there were is said at the end.
+    A record that is no breach event of ours is shown in one line on standard error, so that whoever reads the events
+    line by line never meets it; how many there were is said at the end.
     """
     from sla_pipeline.kafka.events import read_events  # noqa: PLC0415
     from sla_pipeline.kafka.foreign import event_or_fault, shown  # noqa: PLC0415
@@ -249,7 +284,9 @@ def tail(
 
     foreign_count = 0
     try:
-        for received in read_events(KafkaSettings.from_environment(), follow=follow, start="beginning" if beginning else "end"):
+        for received in read_events(
+            KafkaSettings.from_environment(), follow=follow, start="beginning" if beginning else "end"
+        ):
             event = event_or_fault(received)
             if isinstance(event, str):
                 foreign_count += 1
@@ -261,7 +298,8 @@ def tail(
             else:
                 kind, priority, seq = event.breach_kind.value, named(str(event.priority)), sequence_in(received.headers)
                 print(  # noqa: T201
-                    f"{event.breached_at}  {named(event.number)}  {kind}  {priority}  due {event.due_at}  seq {seq}", flush=True
+                    f"{event.breached_at}  {named(event.number)}  {kind}  {priority}  due {event.due_at}  seq {seq}",
+                    flush=True,
                 )
     finally:
         if foreign_count:
@@ -272,7 +310,8 @@ def tail(
 def verify(as_json: AsJson = False) -> None:
     """Audit tickets, breach records and the topic against each other. Reads only; exit code 1 when they do not agree.
 
-    Shares no statement and no code with the job beyond the rule and the event's contract. Runs with the rights of sla_analyst.
+    Shares no statement and no code with the job beyond the rule and the event's contract. Runs with the rights of
+    sla_analyst.
     """
     from sla_pipeline.audit.report import as_table  # noqa: PLC0415
     from sla_pipeline.audit.verify import verify as audit  # noqa: PLC0415
@@ -291,7 +330,8 @@ def verify(as_json: AsJson = False) -> None:
 @app.command(epilog=_EPILOG)
 def recover(
     yes: Annotated[
-        bool, typer.Option("--yes", help="Repair without asking, and publish missing events again. Read a diagnosis first.")
+        bool,
+        typer.Option("--yes", help="Repair without asking, and publish missing events again. Read a diagnosis first."),
     ] = False,
 ) -> None:
     """After "nothing is published", or where `verify` finds events missing: compare, propose a repair, do it on confirmation.
@@ -310,12 +350,18 @@ def recover(
 
 
 def _recovered(*, ask: bool) -> "Diagnosis":
-    """One diagnosis and its repair. Raises ``typer.Exit`` where nothing can be decided, ``typer.Abort`` without confirmation."""
+    """One diagnosis and its repair.
+
+    Raises ``typer.Exit`` where nothing can be decided, ``typer.Abort`` without confirmation.
+    """
     from sla_pipeline.kafka import recovery  # noqa: PLC0415
     from sla_pipeline.postgres.rebase import RepairablePostgresOutbox  # noqa: PLC0415
 
     kafka = KafkaSettings.from_environment()
-    with RepairablePostgresOutbox(PostgresSettings.from_environment(OWNER_URL)) as outbox, _progress("reading the topic") as advance:
+    with (
+        RepairablePostgresOutbox(PostgresSettings.from_environment(OWNER_URL)) as outbox,
+        _progress("reading the topic") as advance,
+    ):
         found = recovery.diagnose(kafka, outbox, on_progress=advance)
     for line in found.lines():
         out.print(line)
@@ -326,7 +372,10 @@ def _recovered(*, ask: bool) -> "Diagnosis":
     if ask:
         typer.confirm(found.question, abort=True)
     # a session of its own: the one of the diagnosis may have been ended while a person was reading
-    with RepairablePostgresOutbox(PostgresSettings.from_environment(OWNER_URL)) as outbox, _progress("repairing") as advance:
+    with (
+        RepairablePostgresOutbox(PostgresSettings.from_environment(OWNER_URL)) as outbox,
+        _progress("repairing") as advance,
+    ):
         run_id = f"recover-{SystemClock().now_utc():%Y%m%dT%H%M%SZ}"
         recovery.repair(kafka, outbox, run_id=run_id, confirmed=found, on_progress=advance)
     return found
@@ -337,18 +386,23 @@ def replay(
     log: Annotated[
         Path,
         typer.Argument(
-            exists=True, dir_okay=False, help="A log of ticket changes, CSV, such as sla_pipeline/demo/data/incident_log_2016.csv."
+            exists=True,
+            dir_okay=False,
+            help="A log of ticket changes, CSV, such as sla_pipeline/demo/data/incident_log_2016.csv.",
         ),
     ],
     until: Annotated[
-        datetime | None, typer.Option(formats=["%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d"], help="Stop at this time, UTC.")
+        datetime | None,
+        typer.Option(formats=["%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d"], help="Stop at this time, UTC."),
     ] = None,
-    out_file: Annotated[Path | None, typer.Option("--out", dir_okay=False, help="Write the breaches here; without, print them.")] = None,
+    out_file: Annotated[
+        Path | None, typer.Option("--out", dir_okay=False, help="Write the breaches here; without, print them.")
+    ] = None,
 ) -> None:
     """Play a log of real tickets with a simulated clock, and list every breach that came out at the far end of Kafka.
 
-    Starts its own PostgreSQL and Kafka in a temporary folder, runs a cycle at every minute that matters, reads the topic back. One line per
-    event, `breached_at,number,kind,due_at`, sorted.
+    Starts its own PostgreSQL and Kafka in a temporary folder, runs a cycle at every minute that matters, reads the
+    topic back. One line per event, `breached_at,number,kind,due_at`, sorted.
     """
     from sla_pipeline.demo.replay import replay_on_embedded_servers  # noqa: PLC0415
 
@@ -356,10 +410,14 @@ def replay(
         try:
             out_file.touch()
         except OSError as error:
-            raise errors.InputError(f"--out: {quoted(str(out_file))} cannot be written: {error.strerror}; name another file") from None
+            raise errors.InputError(
+                f"--out: {quoted(str(out_file))} cannot be written: {error.strerror}; name another file"
+            ) from None
     _without_log()
     with _interrupted_by_any_signal(), _progress("replaying") as advance:
-        result = replay_on_embedded_servers(log, until=until.replace(tzinfo=UTC) if until else None, on_progress=advance)
+        result = replay_on_embedded_servers(
+            log, until=until.replace(tzinfo=UTC) if until else None, on_progress=advance
+        )
     if out_file is not None:
         out_file.write_text(result.as_csv())
     else:
@@ -371,12 +429,18 @@ def replay(
 
 @app.command(epilog=_EPILOG)
 def demo(
-    state: Annotated[Path, typer.Option(file_okay=False, help="Folder that keeps the data from run to run.")] = Path(".demo"),
+    state: Annotated[Path, typer.Option(file_okay=False, help="Folder that keeps the data from run to run.")] = Path(
+        ".demo"
+    ),
     cycles: Annotated[
-        int | None, typer.Option(min=1, help="End after so many scheduled cycles, compare, and exit 0 only if all agree.")
+        int | None,
+        typer.Option(min=1, help="End after so many scheduled cycles, compare, and exit 0 only if all agree."),
     ] = None,
 ) -> None:
-    """Run everything here: PostgreSQL, Kafka, Dagster and ticket traffic on top of real tickets. Ctrl-C stops all of it."""
+    """Run everything here: PostgreSQL, Kafka, Dagster and ticket traffic on top of real tickets.
+
+    Ctrl-C stops all of it.
+    """
     from sla_pipeline.audit.report import as_table  # noqa: PLC0415
     from sla_pipeline.demo.stage import run_demo  # noqa: PLC0415
 
@@ -393,7 +457,9 @@ def demo(
 
 
 def _without_log() -> None:
-    """Keep the log of the cycles that a command plays to itself: without a handler Python prints its warnings, without their values."""
+    """Keep the log of the cycles that a command plays to itself: without a handler Python prints its warnings,
+    without their values.
+    """
     logging.getLogger("sla_pipeline").addHandler(logging.NullHandler())
 
 
@@ -453,11 +519,13 @@ def _exit_code(error: errors.SlaPipelineError) -> int:
         return _EXIT_USAGE
     if isinstance(error, errors.CycleFailed):
         return _EXIT_FAILED
-    return _EXIT_TRY_AGAIN if isinstance(error, _RETRYABLE) else _EXIT_BROKEN
+    return _EXIT_TRY_AGAIN if isinstance(error, errors.RetryableError) else _EXIT_BROKEN
 
 
 def main() -> None:
-    """Run the command line; every failure on purpose is one line on standard error and an exit code that means something."""
+    """Run the command line; every failure on purpose is one line on standard error and an exit code that means
+    something.
+    """
     if isinstance(sys.stdout, io.TextIOWrapper):
         # what the terminal's character set does not hold is escaped, as on standard error
         sys.stdout.reconfigure(errors="backslashreplace")

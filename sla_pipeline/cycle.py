@@ -50,10 +50,14 @@ BATCH_SIZE = IntegerRange(default=500, low=1, high=1000)
 MAX_BATCHES_PER_CYCLE = IntegerRange(default=20, low=1, high=200)
 
 ERRORS_KEPT = 100
-"""Errors of a cycle whose text is kept. Ten thousand bad rows, the ceiling, put 2 MB into a journal row and an exception."""
+"""Errors of a cycle whose text is kept. Ten thousand bad rows, the ceiling, put 2 MB into a journal row and an
+exception.
+"""
 
 OnStep = Callable[[str], None]
-"""Called with the name of a step at its end. The default does nothing; a test harness passes one that kills, pauses or waits there."""
+"""Called with the name of a step at its end. The default does nothing; a test harness passes one that kills, pauses or
+waits there.
+"""
 
 
 def no_step(name: str) -> None:
@@ -96,7 +100,8 @@ class SimulatedClock:
 def _whole_number(name: str, value: object, allowed: IntegerRange) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not allowed.low <= value <= allowed.high:
         raise InputError(
-            f"{name} is {quoted(value)}; it must be a whole number from {allowed.low} to {allowed.high} (default {allowed.default})"
+            f"{name} is {quoted(value)}; it must be a whole number from {allowed.low} to {allowed.high} (default "
+            f"{allowed.default})"
         )
     return value
 
@@ -131,7 +136,9 @@ class CycleInput:
 
 @dataclass(slots=True)
 class ErrorList:
-    """Errors of a cycle: all are counted, the text of the first ``ERRORS_KEPT`` is kept, faults of steps before those of tickets."""
+    """Errors of a cycle: all are counted, the text of the first ``ERRORS_KEPT`` is kept, faults of steps before
+    those of tickets.
+    """
 
     count: int = 0
     """Of all, kept or not."""
@@ -163,7 +170,9 @@ class ErrorList:
 
 
 def listed(errors: Sequence[str], count: int, *, limit: int = ERRORS_KEPT) -> list[str]:
-    """The first ``limit`` of a cycle's errors, and, where there are more, one line that says how many of the ``count``."""
+    """The first ``limit`` of a cycle's errors, and, where there are more, one line that says how many of the
+    ``count``.
+    """
     shown = list(errors[:limit])
     if count > len(shown):
         shown.append(f"and {count - len(shown)} more errors; the log has a line for each ticket that was set aside")
@@ -172,7 +181,10 @@ def listed(errors: Sequence[str], count: int, *, limit: int = ERRORS_KEPT) -> li
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """The tickets that a cycle has found to mark. ``batches`` holds their ids in the order of SPEC 5.3, at most ``batch_size`` each."""
+    """The tickets that a cycle has found to mark.
+
+    ``batches`` holds their ids in the order of SPEC 5.3, at most ``batch_size`` each.
+    """
 
     run_id: str
     now_utc: datetime
@@ -216,7 +228,10 @@ class MarkTotals:
 
 
 class BreachRecord(NamedTuple):
-    """One row of the outbox: what is to be published of one ticket. ``seq`` counts from 1 without a gap, in commit order."""
+    """One row of the outbox: what is to be published of one ticket.
+
+    ``seq`` counts from 1 without a gap, in commit order.
+    """
 
     seq: int
     ticket_id: str

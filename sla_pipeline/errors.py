@@ -1,7 +1,7 @@
-"""The errors that this package raises on purpose.
+"""The errors that this package raises on purpose: one small hierarchy under two bases, retryable and permanent.
 
-What belongs here: one small hierarchy, told apart by what the reader has to do. What does not: catching them, or the words of a
-single message; each message is written where the fault is seen, and says what is wrong, with which value, and what to do.
+A caller goes by the base, an exit code too. Each message is written where the fault is seen; it names what is wrong, the
+value, and the remedy. What does not belong here: catching errors, or the words of a single message.
 """
 
 
@@ -9,65 +9,79 @@ class SlaPipelineError(Exception):
     """Root of all errors raised on purpose; ``str()`` of it is fit to be shown to on-call and holds no secret."""
 
 
-class InputError(SlaPipelineError):
-    """A value that a person or a configuration gave is unusable. Permanent: nothing was touched (SPEC 3.2)."""
+class RetryableError(SlaPipelineError):
+    """The fault may pass by itself: the next cycle tries again (SPEC 8)."""
+
+
+class PermanentError(SlaPipelineError):
+    """The fault stays until a person acts."""
+
+
+class InputError(PermanentError):
+    """A value given by a person or by the configuration is unusable; nothing was changed (SPEC 3.2)."""
 
 
 class ConfigurationError(InputError):
     """A setting of the environment is missing or malformed; the message names the variable."""
 
 
-class DatabaseError(SlaPipelineError):
-    """Postgres is not as the job needs it: missing table, column, right or migration. Permanent until someone acts."""
+class PostgresSetupError(PermanentError):
+    """Postgres is not set up as the job needs it: a missing table, column, right or migration."""
 
 
-class RightMissing(DatabaseError):
-    """The worker's login lacks a right. Permanent until someone grants it."""
+class RightMissing(PostgresSetupError):
+    """The worker's login lacks a right."""
 
 
-class DatabaseUnavailable(SlaPipelineError):
-    """Postgres could not be reached or broke off. Retryable: the next cycle tries again (SPEC 8)."""
+class PostgresUnavailable(RetryableError):
+    """Postgres could not be reached, or the connection broke."""
 
 
-class DatabaseBusy(DatabaseUnavailable):
-    """Postgres gave up one statement, by a time-out or a deadlock; the session is unharmed. Retryable."""
+class PostgresBusy(PostgresUnavailable):
+    """Postgres cancelled one statement, after a timeout or a deadlock; the session is unharmed."""
 
 
-class ClockSkewError(SlaPipelineError):
-    """The worker's clock and the database's differ by more than is safe; marking could be early (SPEC 4.1)."""
+class ClockSkewError(PermanentError):
+    """The worker's clock and the database's differ by more than is safe: marking could be early (SPEC 4.1)."""
 
 
-class CycleLocked(SlaPipelineError):
+class CycleLocked(RetryableError):
     """Single-runner mode: another runner holds the advisory lock of SPEC 2.2."""
 
 
-class KafkaError(SlaPipelineError):
-    """Kafka is not as the job needs it: missing topic, wrong setting, an event that the broker refuses. Permanent until someone acts."""
+class KafkaSetupError(PermanentError):
+    """Kafka is not set up as the job needs it: a missing topic, a wrong setting, an event that the broker refuses."""
 
 
-class KafkaUnavailable(SlaPipelineError):
-    """Kafka could not be reached, or the outcome of a transaction is unknown. Retryable: the next cycle reads back and goes on."""
+class KafkaUnavailable(RetryableError):
+    """Kafka could not be reached, or the outcome of a transaction is unknown; the next cycle reads it back."""
 
 
-class PublisherBusy(SlaPipelineError):
-    """Another publisher holds the relay's lock. Retryable."""
+class PublisherBusy(RetryableError):
+    """Another publisher holds the relay's lock."""
 
 
-class PublisherFenced(SlaPipelineError):
-    """Another publisher has taken over in the middle of our takeover; what we had not committed is not published by us. Retryable."""
+class PublisherFenced(RetryableError):
+    """Another publisher took over during our takeover; we published nothing that was not committed before."""
 
 
-class FailClosed(SlaPipelineError):
-    """Postgres and Kafka contradict each other: publishing stops until a person decides, because guessing would double or lose events."""
+class FailClosed(PermanentError):
+    """Postgres and Kafka contradict each other.
+
+    Publishing stops until a person decides, because a guess would double or lose events.
+    """
 
 
-class UnexpectedFault(SlaPipelineError):
-    """A step met an error that nobody foresaw: a fault of this package. The log has its traceback."""
+class UnexpectedFault(PermanentError):
+    """An unforeseen exception inside a step: a fault of this package. The log has its traceback."""
 
 
 class CycleFailed(SlaPipelineError):
-    """A cycle came to its end and did all it could, but something in it failed; the message lists what."""
+    """A cycle ran to its end, but parts of it failed, retryable or not; the message lists them."""
 
 
 class CycleStopped(KeyboardInterrupt):
-    """A stop was requested and the cycle has ended between two batches (SPEC 3.4). Not an ``Exception``: nothing may swallow it."""
+    """The cycle ended between two batches because a stop was requested (SPEC 3.4).
+
+    Not an ``Exception``: nothing may swallow it.
+    """

@@ -1,11 +1,11 @@
 """The wire contract: ``TicketSlaBreachedKafkaEvent`` version 1, its key, its headers, its JSON Schema (SPEC 5.6, 4.4).
 
-What belongs here: the shape of the message and how it becomes bytes. What does not: when it is sent (``kafka/relay.py``) and from
-which row (``postgres/marking.py``). ``docs/contract.md`` is the page for consumers; ``event.schema.json`` beside this file is the
-schema that they validate against, and a test holds it equal to the model.
+What belongs here: the shape of the message and how it becomes bytes. What does not: when it is sent
+(``kafka/relay.py``) and from which row (``postgres/marking.py``). ``docs/contract.md`` is the page for consumers;
+``event.schema.json`` beside this file is the schema that they validate against, and a test holds it equal to the model.
 
-Fields hold what travels, as text: an id or a timestamp has one spelling only, so that equal events are equal bytes, and a backlog of
-ten thousand is not parsed into objects only to be printed again.
+Fields hold what travels, as text: an id or a timestamp has one spelling only, so that equal events are equal bytes, and
+a backlog of ten thousand is not parsed into objects only to be printed again.
 """
 
 import hashlib
@@ -55,7 +55,9 @@ _CONTROL_CHARACTER = re.compile(_CONTROL_CHARACTERS)
 _UUID_PATTERN = r"^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$"
 _TIMESTAMP_PATTERN = r"^\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}\.\d{6}Z$"
 WireUuid = Annotated[
-    str, StringConstraints(pattern=_UUID_PATTERN), WithJsonSchema({"type": "string", "format": "uuid", "pattern": _UUID_PATTERN})
+    str,
+    StringConstraints(pattern=_UUID_PATTERN),
+    WithJsonSchema({"type": "string", "format": "uuid", "pattern": _UUID_PATTERN}),
 ]
 WireTimestamp = Annotated[
     str,
@@ -99,7 +101,9 @@ def _breached_at(now_utc: datetime) -> str:
 
 
 def event_id(ticket_id: str) -> str:
-    """The event's identity: a UUIDv5 of contract and ticket, the same however often it is built (one breach per ticket, SPEC 2.4)."""
+    """The event's identity: a UUIDv5 of contract and ticket, the same however often it is built (one breach per
+    ticket, SPEC 2.4).
+    """
     # what uuid.uuid5 does, without its intermediate objects, which cost more than all the rest of an event
     text = hashlib.sha1(_EVENT_ID_NAMESPACE + ticket_id.encode(), usedforsecurity=False).hexdigest()
     return f"{text[:8]}-{text[8:12]}-5{text[13:16]}-{_UUID_VARIANT[text[16]]}{text[17:20]}-{text[20:32]}"
@@ -108,8 +112,8 @@ def event_id(ticket_id: str) -> str:
 class TicketSlaBreachedKafkaEvent(BaseModel):
     """One breach of one ticket, as consumers see it (SPEC 5.6): ids, enums, timestamps, and two short texts, number and priority.
 
-    Raises ``pydantic.ValidationError`` for a field that is missing, of another form, or not in the contract; its text does not repeat
-    the value.
+    Raises ``pydantic.ValidationError`` for a field that is missing, of another form, or not in the contract; its text
+    does not repeat the value.
     """
 
     model_config = ConfigDict(
@@ -120,26 +124,32 @@ class TicketSlaBreachedKafkaEvent(BaseModel):
         hide_input_in_errors=True,
         json_schema_extra={
             "$schema": "https://json-schema.org/draft/2020-12/schema",
-            "description": "One breach of one ticket: ids, enums, timestamps; Number and Priority are short texts of the support service.",
+            "description": "One breach of one ticket: ids, enums, timestamps; Number and Priority are short texts of "
+            "the support service.",
         },
         serialize_by_alias=True,
         title=EVENT_TYPE,
         validate_by_name=True,
     )
 
-    event_id: WireUuid = Field(description="UUIDv5 of contract and ticket: equal for equal breaches, fit for deduplication.")
+    event_id: WireUuid = Field(
+        description="UUIDv5 of contract and ticket: equal for equal breaches, fit for deduplication."
+    )
     event_type: Literal["TicketSlaBreachedKafkaEvent"]
     contract_version: Literal[1]
     aggregate_type: Literal["Ticket"]
     aggregate_id: WireUuid = Field(description="Equal to TicketId.")
     ticket_id: WireUuid
-    number: str = Field(min_length=1, max_length=_NUMBER_MAX_LENGTH, description="The ticket's number, as people quote it.")
+    number: str = Field(
+        min_length=1, max_length=_NUMBER_MAX_LENGTH, description="The ticket's number, as people quote it."
+    )
     tenant_id: WireUuid
     queue_id: WireUuid
     requester_user_id: WireUuid
     assignee_user_id: WireUuid | None = Field(description="Null when nobody is assigned.")
     priority: WirePriority = Field(
-        description="As the support service names it: Critical, High, Normal, Low, or a value of its own. No control characters (Cc)."
+        description="As the support service names it: Critical, High, Normal, Low, or a value of its own. No control "
+        "characters (Cc)."
     )
     breach_kind: BreachKind
     due_at: WireTimestamp = Field(description="The deadline that passed, UTC.")
@@ -159,7 +169,10 @@ class TicketSlaBreachedKafkaEvent(BaseModel):
         priority: str | None,
         now_utc: datetime,
     ) -> "TicketSlaBreachedKafkaEvent":
-        """The event of a breach found at ``now_utc``. Raises ``pydantic.ValidationError`` for a ticket that the contract cannot tell."""
+        """The event of a breach found at ``now_utc``.
+
+        Raises ``pydantic.ValidationError`` for a ticket that the contract cannot tell.
+        """
         return cls.model_validate(
             {
                 "event_id": event_id(ticket_id),
@@ -190,7 +203,8 @@ _AS_JSON = frozenset({"contract_version", "number", "assignee_user_id", "priorit
 _TEMPLATE = (
     "{"
     + ",".join(
-        f'"{field.alias}":' + ("%s" if name in _AS_JSON else '"%s"') for name, field in TicketSlaBreachedKafkaEvent.model_fields.items()
+        f'"{field.alias}":' + ("%s" if name in _AS_JSON else '"%s"')
+        for name, field in TicketSlaBreachedKafkaEvent.model_fields.items()
     )
     + "}"
 )
@@ -228,8 +242,8 @@ def event_json(
 ) -> str:
     """``TicketSlaBreachedKafkaEvent.of(...).to_json()``, a fifth of its cost: the marking of a backlog is bound by it.
 
-    Ids are as Postgres prints its uuid type. What may be wrong with a ticket is looked at here; where something is, the model is asked,
-    and raises its ``pydantic.ValidationError``. A property test holds the two equal.
+    Ids are as Postgres prints its uuid type. What may be wrong with a ticket is looked at here; where something is, the
+    model is asked, and raises its ``pydantic.ValidationError``. A property test holds the two equal.
     """
     priority_json = _priority_json(priority)
     number_fits = number and len(number) <= _NUMBER_MAX_LENGTH and (number.isascii() or _is_unicode(number))
@@ -266,7 +280,9 @@ def event_json(
 
 
 def event_key(ticket_id: str) -> bytes:
-    """The message's key: the ticket's id, so that all that is ever said of a ticket stays in one partition, in order."""
+    """The message's key: the ticket's id, so that all that is ever said of a ticket stays in one partition, in
+    order.
+    """
     return ticket_id.encode()
 
 
@@ -277,7 +293,10 @@ _CONTENT_HEADER = ("content-type", b"application/json")
 
 
 def event_headers(*, correlation_id: str, outbox_seq: int) -> list[tuple[str, bytes]]:
-    """The message's headers. ``correlation_id`` is the run that marked the ticket (SPEC 5.1); ``outbox_seq`` counts from 1, gap-free."""
+    """The message's headers.
+
+    ``correlation_id`` is the run that marked the ticket (SPEC 5.1); ``outbox_seq`` counts from 1, gap-free.
+    """
     return [
         _TYPE_HEADER,
         _VERSION_HEADER,

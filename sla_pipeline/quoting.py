@@ -23,10 +23,14 @@ def quoted(value: object) -> str:
 
 
 def named(name: str, *, length: int = _LENGTH) -> str:
-    """A ticket's number, a host's name: as it is when it can be seen, is short and printable, as every honest one; else ``quoted``."""
+    """A ticket's number, a host's name: as it is when it can be seen, is short and printable, as every honest one;
+    else ``quoted``.
+    """
     return name if name.strip() and len(name) <= length and name.isprintable() else quoted(name)
 
 
 def in_markdown(text: str) -> str:
-    """A printable text for Dagster's pages, which render Markdown: every sign that could become a link, a tag or a column is escaped."""
+    """A printable text for Dagster's pages, which render Markdown: every sign that could become a link, a tag or a
+    column is escaped.
+    """
     return _PUNCTUATION.sub(r"\\\g<0>", text)

@@ -1,1 +1,3 @@
-"""Tests of the ticket SLA monitor: ``unit`` needs no server, ``integration`` real ones, ``chaos`` kills them, ``benchmarks`` measures."""
+"""Tests of the ticket SLA monitor: ``unit`` needs no server, ``integration`` real ones, ``chaos`` kills them,
+``benchmarks`` measures.
+"""

@@ -1,8 +1,9 @@
 """Fixtures that give every test a clean database and topics of its own on real servers.
 
-What belongs here: fixtures that more than one folder uses. What does not: how the servers are started and shared (``shared_servers.py``).
-One migrated template database per test process, one copy of it per test. Nothing is started until a test asks for it, so the unit tests
-need no server. SLA_TEST_POSTGRES_URL (a superuser's) and SLA_TEST_KAFKA_BOOTSTRAP_SERVERS name running servers to use instead.
+What belongs here: fixtures that more than one folder uses. What does not: how the servers are started and shared
+(``shared_servers.py``). One migrated template database per test process, one copy of it per test. Nothing is started
+until a test asks for it, so the unit tests need no server. SLA_TEST_POSTGRES_URL (a superuser's) and
+SLA_TEST_KAFKA_BOOTSTRAP_SERVERS name running servers to use instead.
 """
 
 import contextlib
@@ -39,12 +40,14 @@ _LOG_TAIL_LINES = 40
 # names this process among all that use the same servers
 _PROCESS = f"{os.environ.get('PYTEST_XDIST_WORKER', 'main')}_{uuid.uuid4().hex[:8]}"
 _numbers = itertools.count(1)
-# migrations make roles, which all databases of a server share; this number, ours alone, lets one process migrate at a time
+# migrations make roles, which all databases of a server share; this number, ours alone, lets one process migrate at a
+# time
 _MIGRATION_LOCK = 7_305_183_124
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # a shell starts what it puts into the background with Ctrl-C ignored, and the programs that tests start would inherit that
+    # a shell starts what it puts into the background with Ctrl-C ignored, and the programs that tests start would
+    # inherit that
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if worker_input := getattr(config, "workerinput", None):
@@ -110,7 +113,9 @@ def migrated_template(postgres_server_url: str) -> Iterator[str]:
 
 @pytest.fixture(autouse=True)
 def unconfigured_log(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever configures the package's log in a test does it for this test: the standard error of that moment is closed afterwards."""
+    """Whoever configures the package's log in a test does it for this test: the standard error of that moment is closed
+    afterwards.
+    """
     logger = logging.getLogger("sla_pipeline")
     monkeypatch.setattr(logger, "handlers", [])
     monkeypatch.setattr(logger, "propagate", True)
@@ -129,7 +134,9 @@ def worker_login(postgres_server_url: str, migrated_template: str) -> Iterator[t
     name, password = f"worker_{_PROCESS}", secrets.token_urlsafe(16)
     role = sql.Identifier(name)
     with psycopg.connect(postgres_server_url, autocommit=True) as connection:
-        connection.execute(sql.SQL("create role {} login password {} in role sla_worker").format(role, sql.Literal(password)))
+        connection.execute(
+            sql.SQL("create role {} login password {} in role sla_worker").format(role, sql.Literal(password))
+        )
     yield name, password
     with psycopg.connect(postgres_server_url, autocommit=True) as connection:
         connection.execute(sql.SQL("drop role {}").format(role))
@@ -148,7 +155,9 @@ def kafka_settings(kafka_bootstrap: str) -> "KafkaSettings":
     from sla_pipeline.kafka.settings import KafkaSettings  # noqa: PLC0415 - unit tests must not pay for them
     from sla_pipeline.kafka.topics import create_topics  # noqa: PLC0415
 
-    settings = KafkaSettings(bootstrap_servers=kafka_bootstrap, topic=f"test-{_PROCESS}-{next(_numbers)}.breached.v1".replace("_", "-"))
+    settings = KafkaSettings(
+        bootstrap_servers=kafka_bootstrap, topic=f"test-{_PROCESS}-{next(_numbers)}.breached.v1".replace("_", "-")
+    )
     create_topics(settings)
     return settings
 

@@ -1,4 +1,6 @@
-"""Going on as a user without rights: root may write everywhere, so a test of a folder that cannot be written would prove nothing."""
+"""Going on as a user without rights: root may write everywhere, so a test of a folder that cannot be written would
+prove nothing.
+"""
 
 import contextlib
 import os
@@ -13,7 +15,8 @@ def without_rights() -> Iterator[None]:
         yield
         return
     nobody = pwd.getpwnam("nobody").pw_uid
-    # the real one too: what is run by a user other than the real one does not find its libraries. The third is the way back
+    # the real one too: what is run by a user other than the real one does not find its libraries. The third is the way
+    # back
     os.setresuid(nobody, nobody, 0)
     try:
         yield

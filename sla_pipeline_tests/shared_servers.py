@@ -1,8 +1,9 @@
 """One PostgreSQL and one Kafka for all processes of a test run, each started when the first test asks for it.
 
-What belongs here: who starts the servers and how the others learn their addresses. What does not: what is in them (``conftest.py``).
-Under pytest-xdist the controller owns the servers, because it outlives its workers; it cannot know what they will need, since they alone
-collect the tests. So they ask, over a socket whose address travels in ``workerinput``.
+What belongs here: who starts the servers and how the others learn their addresses. What does not: what is in them
+(``conftest.py``). Under pytest-xdist the controller owns the servers, because it outlives its workers; it cannot know
+what they will need, since they alone collect the tests. So they ask, over a socket whose address travels in
+``workerinput``.
 """
 
 import contextlib
@@ -108,7 +109,10 @@ class ServersDesk:
 
     def _serve(self) -> None:
         while True:
-            with self._listener.accept() as connection, contextlib.suppress(EOFError, OSError):  # a worker may die while it waits
+            with (
+                self._listener.accept() as connection,
+                contextlib.suppress(EOFError, OSError),
+            ):  # a worker may die while it waits
                 name = connection.recv()
                 if name == "close":
                     return
@@ -124,7 +128,9 @@ class ServersDesk:
 
 @contextlib.contextmanager
 def server_folder() -> Iterator[Path]:
-    """A temporary folder for a server's state; everybody may pass through it, since root's PostgreSQL runs as nobody."""
+    """A temporary folder for a server's state; everybody may pass through it, since root's PostgreSQL runs as
+    nobody.
+    """
     with tempfile.TemporaryDirectory(prefix="sla-tests-") as name:
         folder = Path(name)
         folder.chmod(0o755)

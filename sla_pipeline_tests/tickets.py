@@ -1,7 +1,8 @@
 """Tickets as the support service writes them, and what its operators do to them.
 
-What belongs here: rows of ``support.tickets`` that a test sets its scene with, and a look at what became of them. What does not:
-fixtures (``conftest.py``), and anything that the monitor does. Every connection is the support service's: autocommit, its own rights.
+What belongs here: rows of ``support.tickets`` that a test sets its scene with, and a look at what became of them. What
+does not: fixtures (``conftest.py``), and anything that the monitor does. Every connection is the support service's:
+autocommit, its own rights.
 """
 
 import uuid
@@ -56,7 +57,9 @@ def make_ticket(connection: psycopg.Connection[Any], **overrides: Any) -> str:
 def make_tickets(
     connection: psycopg.Connection[Any], count: int, *, apart: timedelta = timedelta(milliseconds=1), **overrides: Any
 ) -> list[str]:
-    """``count`` tickets, each due ``apart`` later than the one before (first response); returns their ids in that order."""
+    """``count`` tickets, each due ``apart`` later than the one before (first response); returns their ids in that
+    order.
+    """
     columns = {**_DEFAULTS, **overrides}
     ids = [str(columns.pop("id", None) or uuid.uuid4()) for _ in range(count)]
     number = columns.pop("number", None)
@@ -72,15 +75,21 @@ def make_tickets(
 
 def before_update(connection: psycopg.Connection[Any], body: str) -> None:
     """A trigger of the support service; ``body`` is PL/pgSQL and sees ``new``."""
-    connection.execute(f"create function support.before_update() returns trigger language plpgsql as $$ begin {body} return new; end $$")
     connection.execute(
-        "create trigger before_update before update on support.tickets for each row execute function support.before_update()"
+        f"create function support.before_update() returns trigger language plpgsql as $$ begin {body} return new; "
+        "end $$"
+    )
+    connection.execute(
+        "create trigger before_update before update on support.tickets for each row execute function "
+        "support.before_update()"
     )
 
 
 def change(connection: psycopg.Connection[Any], ticket_id: str, **values: object) -> int:
     """What an operator or a script does to one ticket; returns the number of rows that were updated."""
-    assignments = sql.SQL(", ").join(sql.SQL("{} = {}").format(sql.Identifier(name), sql.Placeholder(name)) for name in values)
+    assignments = sql.SQL(", ").join(
+        sql.SQL("{} = {}").format(sql.Identifier(name), sql.Placeholder(name)) for name in values
+    )
     statement = sql.SQL("update support.tickets set {} where id = %(ticket_id)s").format(assignments)
     return connection.execute(statement, {**values, "ticket_id": ticket_id}).rowcount
 
@@ -119,5 +128,7 @@ def breached_ids(connection: psycopg.Connection[Any]) -> set[str]:
 
 
 def row_versions(connection: psycopg.Connection[Any]) -> Sequence[tuple[Any, ...]]:
-    """Where each row version lies and which transactions wrote or locked it: equal looks mean that nobody wrote in between."""
+    """Where each row version lies and which transactions wrote or locked it: equal looks mean that nobody wrote in
+    between.
+    """
     return connection.execute("select id, ctid, xmin, xmax from support.tickets order by id").fetchall()

@@ -1,8 +1,8 @@
 """``hold_venv.py install|use VENV COMMAND...``: run a command while nobody installs into VENV, or, to install, while nobody uses it.
 
-The command replaces this process and inherits the lock on ``VENV.lock``, and so do the programs that an installation starts. The system
-frees the lock when the last of them has ended, however it ended: there is nothing to clean up after a kill. Used by the Makefile before
-there is an environment, hence the standard library alone.
+The command replaces this process and inherits the lock on ``VENV.lock``, and so do the programs that an installation
+starts. The system frees the lock when the last of them has ended, however it ended: there is nothing to clean up after
+a kill. Used by the Makefile before there is an environment, hence the standard library alone.
 """
 
 import fcntl
@@ -10,7 +10,8 @@ import os
 import sys
 import time
 
-# an installation takes one to five minutes; a demo or a chaos test may run for long, and is then to be ended by whoever started it
+# an installation takes one to five minutes; a demo or a chaos test may run for long, and is then to be ended by whoever
+# started it
 _WAIT_SECONDS = 1800.0
 _POLL_SECONDS = 0.1
 
@@ -24,10 +25,16 @@ def main(mode: str, venv: str, *command: str) -> None:
         # a checkout that cannot be written, with an environment that is complete
         if mode == "use":
             os.execvp(command[0], command)  # noqa: S606
-        sys.exit(f"nothing can be installed into {venv}: {path}: {error.strerror}; use a checkout that you can write to")
+        sys.exit(
+            f"nothing can be installed into {venv}: {path}: {error.strerror}; use a checkout that you can write to"
+        )
     os.set_inheritable(descriptor, True)
     wanted = fcntl.LOCK_EX if mode == "install" else fcntl.LOCK_SH
-    holders = "to be installed by another make" if mode == "use" else "to be free: another make is installing into it, or runs in it"
+    holders = (
+        "to be installed by another make"
+        if mode == "use"
+        else "to be free: another make is installing into it, or runs in it"
+    )
     deadline = time.monotonic() + _WAIT_SECONDS
     waiting = False
     while not _try_lock(descriptor, wanted):
@@ -35,7 +42,9 @@ def main(mode: str, venv: str, *command: str) -> None:
             sys.stderr.write(f"waiting for {venv} {holders}\n")
         waiting = True
         if time.monotonic() > deadline:
-            sys.exit(f"{venv} is still in use after {_WAIT_SECONDS / 60:.0f} minutes; end the other make, and start again")
+            sys.exit(
+                f"{venv} is still in use after {_WAIT_SECONDS / 60:.0f} minutes; end the other make, and start again"
+            )
         time.sleep(_POLL_SECONDS)
     os.execvp(command[0], command)  # noqa: S606
 

@@ -27,7 +27,9 @@ __all__ = [
 
 _CORRELATION_ID, _OUTBOX_SEQ = "correlation-id", "outbox-seq"
 _CONSTANT_HEADERS = {
-    name: value for name, value in event_headers(correlation_id="", outbox_seq=0) if name not in (_CORRELATION_ID, _OUTBOX_SEQ)
+    name: value
+    for name, value in event_headers(correlation_id="", outbox_seq=0)
+    if name not in (_CORRELATION_ID, _OUTBOX_SEQ)
 }
 
 # the one spelling of an id; `\Z`, since `$` would let a line break through
@@ -116,7 +118,9 @@ def is_record_sound(record: RecordRow) -> bool:
 
 
 def claimed_ticket(event: TopicEvent) -> bytes | None:
-    """The ticket that a message speaks of, valid or not: by its payload, else by its key; None when neither tells one."""
+    """The ticket that a message speaks of, valid or not: by its payload, else by its key; None when neither tells
+    one.
+    """
     try:
         parsed = json.loads(event.value or b"null")
     except (ValueError, RecursionError):

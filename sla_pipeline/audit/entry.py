@@ -1,6 +1,7 @@
 """An event in 32 bytes: its ticket, its place on the topic, its sequence, in an order that sorts.
 
-What belongs here: packing and unpacking. What does not: keeping them (``ledger.py``), comparing them (``settlement.py``).
+What belongs here: packing and unpacking. What does not: keeping them (``ledger.py``), comparing them
+(``settlement.py``).
 """
 
 from sla_pipeline.audit.contract import ticket_text
@@ -29,7 +30,9 @@ NO_SEQUENCE = 0
 """The sequence of an event whose headers tell none; real ones count from 1."""
 
 SHARES = 4
-"""Tickets are dealt into so many shares, each compared by itself: a quarter of the memory that sorting all of them would take."""
+"""Tickets are dealt into so many shares, each compared by itself: a quarter of the memory that sorting all of them
+would take.
+"""
 
 _OFFSET_BITS = 48
 
@@ -55,7 +58,10 @@ def unpack(entry: bytes) -> tuple[bytes, Place, int]:
 
 
 def share_of(ticket_or_entry: bytes) -> int:
-    """The share of a ticket, or of an entry's. By the last byte: the first ones of ids made in the order of time are alike."""
+    """The share of a ticket, or of an entry's.
+
+    By the last byte: the first ones of ids made in the order of time are alike.
+    """
     return ticket_or_entry[TICKET_BYTES - 1] % SHARES
 
 

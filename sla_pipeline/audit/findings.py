@@ -1,8 +1,8 @@
 """What an audit can find, and the report that it makes: checks, examples, counts.
 
-What belongs here: the list of checks with their words and their weight, and values. What does not: finding anything.
-An example names a ticket's id and number, a sequence and a place on the topic: never more of a ticket, and never text that came from
-the topic (SPEC 4.4).
+What belongs here: the list of checks with their words and their weight, and values. What does not: finding anything. An
+example names a ticket's id and number, a sequence and a place on the topic: never more of a ticket, and never text that
+came from the topic (SPEC 4.4).
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,10 @@ EXAMPLE_LIMIT = 5
 
 
 class Severity(StrEnum):
-    """How much a finding weighs. Only a fault makes an audit fail: it is proven, whatever the job or an operator is doing meanwhile."""
+    """How much a finding weighs.
+
+    Only a fault makes an audit fail: it is proven, whatever the job or an operator is doing meanwhile.
+    """
 
     FAULT = "fault"
     WARNING = "warning"
@@ -60,7 +63,10 @@ class Check(Enum):
     RECORD_OF_DELETED_TICKET = Severity.INFORMATION, "breach records of tickets deleted since"
     DEADLINE_EDITED = Severity.INFORMATION, "breach records whose ticket has another deadline now"
     MARK_OLDER_THAN_RECORDS = Severity.INFORMATION, "marked tickets older than the oldest breach record kept"
-    OVERDUE_SET_ASIDE = Severity.INFORMATION, "of the overdue and unmarked, those set aside because they cannot be marked"
+    OVERDUE_SET_ASIDE = (
+        Severity.INFORMATION,
+        "of the overdue and unmarked, those set aside because they cannot be marked",
+    )
     OVERDUE_CHANGED_LATELY = Severity.INFORMATION, "tickets past a deadline that changed within the last 2 minutes"
     RECORD_WAITING = Severity.INFORMATION, "breach records waiting to be published"
     EVENT_EXPIRED = Severity.INFORMATION, "published breach records whose event may have left the topic by retention"
@@ -91,7 +97,10 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """How often a check failed, and the first few cases. A count of zero says that it was looked at and nothing was found."""
+    """How often a check failed, and the first few cases.
+
+    A count of zero says that it was looked at and nothing was found.
+    """
 
     check: Check
     count: int
@@ -112,19 +121,22 @@ class Finding:
 class Positions:
     """How far each side says that publishing came; sequences, None where there is nothing to tell one.
 
-    ``published_seq`` and ``progress_seq`` are as of before the topic's end was looked up, ``next_seq`` as of the snapshot,
-    ``progress_seq_after`` as of after the topic was read, so that no order of events on a live system makes them contradict each other.
+    ``published_seq`` and ``progress_seq`` are as of before the topic's end was looked up, ``last_seq`` as of the
+    snapshot, ``progress_seq_after`` as of after the topic was read, so that no order of events on a live system makes
+    them contradict each other.
     """
 
     published_seq: int
     progress_seq: int | None
-    next_seq: int
+    last_seq: int
     highest_event_seq: int | None
     progress_seq_after: int | None
 
     @property
     def claimed_published(self) -> int:
-        """Everything up to this sequence was published before the topic's end was looked up, as one side or the other says."""
+        """Everything up to this sequence was published before the topic's end was looked up, as one side or the
+        other says.
+        """
         return max(self.published_seq, self.progress_seq or 0)
 
 
@@ -139,7 +151,9 @@ class AuditReport:
     record_count: int
     event_count: int
     proven_count: int
-    """Marks that could be judged by the very row that they were made on, because nobody has changed the ticket since."""
+    """Marks that could be judged by the very row that they were made on, because nobody has changed the ticket
+    since.
+    """
     findings: tuple[Finding, ...]
 
     @property

@@ -1,12 +1,12 @@
 """Breach records and events put side by side while they stream past, in 49 bytes a record.
 
-What belongs here: the compact memory, and what can be told at the moment a record or an event arrives. What does not: reading either
-side, and what can be told only when both are complete (``settlement.py``).
+What belongs here: the compact memory, and what can be told at the moment a record or an event arrives. What does not:
+reading either side, and what can be told only when both are complete (``settlement.py``).
 
-Records come first, in rising sequence. Of each, its sequence, its ticket, a fingerprint of its payload and of its run, some flags and,
-later, the place of its event are kept in flat arrays: a dictionary of a million records would be ten times as large. Events come after,
-partitions interleaved, each partition in order. An event that fits its record leaves only its place; any other one is a stray, kept in
-32 bytes until the end.
+Records come first, in rising sequence. Of each, its sequence, its ticket, a fingerprint of its payload and of its run,
+some flags and, later, the place of its event are kept in flat arrays: a dictionary of a million records would be ten
+times as large. Events come after, partitions interleaved, each partition in order. An event that fits its record leaves
+only its place; any other one is a stray, kept in 32 bytes until the end.
 
 Fingerprints are 64 bits of BLAKE2b: enough to tell an accident, and nobody forges them against himself.
 """
@@ -26,7 +26,8 @@ __all__ = ["Ledger"]
 
 # a place that no event has: the number of a partition stays far below 65,535
 _NOT_SEEN: Place = 2**64 - 1
-# flags of a record: it was recorded long ago; its payload is not what its columns say; its event speaks of another ticket
+# flags of a record: it was recorded long ago; its payload is not what its columns say; its event speaks of another
+# ticket
 _OLD, _UNSOUND, _OTHER_TICKET = 1, 2, 4
 
 
@@ -50,7 +51,9 @@ class Ledger:
         self.event_count = 0
         self.highest_event_seq: int | None = None
         self.first_seqs: dict[int, int] = {}
-        """The first sequence seen in each partition, republished ones aside: what stood before it has expired, or never was."""
+        """The first sequence seen in each partition, republished ones aside: what stood before it has expired, or never
+        was.
+        """
 
     @property
     def record_count(self) -> int:
@@ -75,21 +78,23 @@ class Ledger:
         self._places.append(_NOT_SEEN)
         self._flags.append(flags)
 
-    def close_records(self, *, published_seq: int, next_seq: int) -> None:
-        """All records are in. Their sequence must reach exactly to ``next_seq``, and back at least to ``published_seq``.
+    def close_records(self, *, published_seq: int, last_seq: int) -> None:
+        """All records are in. Their sequence must reach exactly to ``last_seq``, and back at least to ``published_seq``.
 
-        Both as of the records' own snapshot. Older ones may have been removed by housekeeping, which keeps the published one for the
-        publisher to know again.
+        Both as of the records' own snapshot. Older ones may have been removed by housekeeping, which keeps the
+        published one for the publisher to know again.
         """
-        first, last = (self._seqs[0], self._seqs[-1]) if self._seqs else (next_seq + 1, next_seq)
+        first, last = (self._seqs[0], self._seqs[-1]) if self._seqs else (last_seq + 1, last_seq)
         oldest_needed = max(1, published_seq)
-        missing_count = min(first, next_seq + 1) - oldest_needed
+        missing_count = min(first, last_seq + 1) - oldest_needed
         if missing_count > 0:
             self._tally.add(Check.RECORD_GAP, Example(seq=oldest_needed), missing_count)
-        if last < next_seq:
-            self._tally.add(Check.RECORD_GAP, Example(seq=last + 1), next_seq - last)
-        for row in range(bisect_left(self._seqs, next_seq + 1), len(self._seqs)):
-            self._tally.add(Check.RECORD_BEYOND_SEQUENCE, Example(ticket_text(self._ticket(row)), None, self._seqs[row]))
+        if last < last_seq:
+            self._tally.add(Check.RECORD_GAP, Example(seq=last + 1), last_seq - last)
+        for row in range(bisect_left(self._seqs, last_seq + 1), len(self._seqs)):
+            self._tally.add(
+                Check.RECORD_BEYOND_SEQUENCE, Example(ticket_text(self._ticket(row)), None, self._seqs[row])
+            )
 
     def add_event(self, event: TopicEvent) -> None:
         """Take in one event, after all records; those of a partition must come in the order of their offsets."""
@@ -116,7 +121,9 @@ class Ledger:
             self._strays += pack(ticket, place_of(event.partition, event.offset), seq or NO_SEQUENCE)
 
     def rows(self) -> Iterator[tuple[int, bytes, Place | None, bool]]:
-        """Of every record, in order: its sequence, its ticket, the place of its event or None, and whether it is old."""
+        """Of every record, in order: its sequence, its ticket, the place of its event or None, and whether it is
+        old.
+        """
         for row, (seq, place) in enumerate(zip(self._seqs, self._places, strict=True)):
             yield seq, self._ticket(row), None if place == _NOT_SEEN else place, bool(self._flags[row] & _OLD)
 

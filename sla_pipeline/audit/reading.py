@@ -1,10 +1,11 @@
 """The auditor's own consumer: both topics, committed records only, every partition from its beginning, nothing remembered.
 
-What belongs here: watermarks, messages, the progress record's sequence, and errors of Kafka in our words. What does not: what an event
-says. Consumers are given their partitions; no group is joined, no offset is committed.
+What belongs here: watermarks, messages, the progress record's sequence, and errors of Kafka in our words. What does
+not: what an event says. Consumers are given their partitions; no group is joined, no offset is committed.
 
-Two isolation levels, because only a read_uncommitted client is told the true end of a partition, and only a read_committed one may be
-believed. Reading up to a true end waits for every transaction below it to be committed or aborted: nothing is left undecided.
+Two isolation levels, because only a read_uncommitted client is told the true end of a partition, and only a
+read_committed one may be believed. Reading up to a true end waits for every transaction below it to be committed or
+aborted: nothing is left undecided.
 """
 
 import contextlib
@@ -14,11 +15,10 @@ import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, Message, TopicPartition
-from confluent_kafka import KafkaError as ClientError
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from sla_pipeline.audit.contract import TopicEvent
-from sla_pipeline.errors import ConfigurationError, KafkaError, KafkaUnavailable
+from sla_pipeline.errors import ConfigurationError, KafkaSetupError, KafkaUnavailable
 from sla_pipeline.kafka.headers import headers_of
 from sla_pipeline.kafka.settings import CLIENT_CONFIG_VARIABLE, KafkaSettings, consumer_config
 
@@ -31,7 +31,8 @@ OnRead = Callable[[int], None]
 
 # a healthy broker answers in milliseconds
 _CALL_SECONDS = 10.0
-# longer than a broker needs to abort a dead publisher's transaction (time-out 30 s, looked for every 10 s): then it is not a crash
+# longer than a broker needs to abort a dead publisher's transaction (time-out 30 s, looked for every 10 s): then it is
+# not a crash
 STALL_SECONDS = 60.0
 # an election takes a second or so
 _ELECTION_POLL_SECONDS = 0.2
@@ -42,18 +43,19 @@ _PIECE_SECONDS = 0.05
 _PREFETCH_KBYTES = 4_096
 _PROGRESS_KEY = b"progress"
 
-_MISSING = (ClientError.UNKNOWN_TOPIC_OR_PART, ClientError._UNKNOWN_TOPIC, ClientError._UNKNOWN_PARTITION)
+_MISSING = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION)
 _REFUSED = (
-    ClientError._AUTHENTICATION,
-    ClientError._SSL,
-    ClientError.SASL_AUTHENTICATION_FAILED,
-    ClientError.TOPIC_AUTHORIZATION_FAILED,
-    ClientError.GROUP_AUTHORIZATION_FAILED,
-    ClientError.CLUSTER_AUTHORIZATION_FAILED,
+    KafkaError._AUTHENTICATION,
+    KafkaError._SSL,
+    KafkaError.SASL_AUTHENTICATION_FAILED,
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError.GROUP_AUTHORIZATION_FAILED,
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED,
 )
-_LEADER_MOVED = (ClientError.NOT_LEADER_FOR_PARTITION, ClientError.LEADER_NOT_AVAILABLE, ClientError._UNKNOWN_PARTITION)
-# reasons of a lost offset that mean lost records; librdkafka puts any reason, an outage's too, into the text of _AUTO_OFFSET_RESET
-_EXPIRED = (ClientError.OFFSET_OUT_OF_RANGE, ClientError._LOG_TRUNCATION)
+_LEADER_MOVED = (KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE, KafkaError._UNKNOWN_PARTITION)
+# reasons of a lost offset that mean lost records; librdkafka puts any reason, an outage's too, into the text of
+# _AUTO_OFFSET_RESET
+_EXPIRED = (KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._LOG_TRUNCATION)
 
 
 class Span(NamedTuple):
@@ -64,9 +66,11 @@ class Span(NamedTuple):
 
 
 def watermarks(settings: KafkaSettings, topic: str) -> dict[int, Span]:
-    """Every partition's span now, open transactions included. Raises ``KafkaError`` or ``KafkaUnavailable``."""
+    """Every partition's span now, open transactions included. Raises ``KafkaSetupError`` or ``KafkaUnavailable``."""
     with _consumer(settings, topic, isolation_level="read_uncommitted") as consumer:
-        return {partition: _span(consumer, TopicPartition(topic, partition)) for partition in _partitions(consumer, topic)}
+        return {
+            partition: _span(consumer, TopicPartition(topic, partition)) for partition in _partitions(consumer, topic)
+        }
 
 
 def _span(consumer: Consumer, partition: TopicPartition) -> Span:
@@ -87,11 +91,13 @@ def read_events(
 ) -> Iterator[TopicEvent]:
     """The committed events below the ends of ``spans``, each partition's in order. Memory is bounded, whatever the topic holds.
 
-    Raises ``KafkaError`` (no topic, no right, records expired while they were read) or ``KafkaUnavailable`` (no answer, or nothing new for
-    ``stall_seconds`` although there is more: a transaction is open).
+    Raises ``KafkaSetupError`` (no topic, no right, records expired while they were read) or ``KafkaUnavailable`` (no answer,
+    or nothing new for ``stall_seconds`` although there is more: a transaction is open).
     """
     for message in _read(settings, settings.topic, spans, on_read, stall_seconds):
-        yield TopicEvent(message.partition() or 0, message.offset() or 0, message.key(), headers_of(message), message.value())
+        yield TopicEvent(
+            message.partition() or 0, message.offset() or 0, message.key(), headers_of(message), message.value()
+        )
 
 
 def read_progress_seq(settings: KafkaSettings, *, stall_seconds: float = STALL_SECONDS) -> int | None:
@@ -112,7 +118,9 @@ def read_progress_seq(settings: KafkaSettings, *, stall_seconds: float = STALL_S
     return seq if type(seq) is int and seq >= 0 else None
 
 
-def _read(settings: KafkaSettings, topic: str, spans: dict[int, Span], on_read: OnRead, stall_seconds: float) -> Iterator[Message]:
+def _read(
+    settings: KafkaSettings, topic: str, spans: dict[int, Span], on_read: OnRead, stall_seconds: float
+) -> Iterator[Message]:
     missing = {partition: span.end for partition, span in spans.items() if span.low < span.end}
     if not missing:
         return
@@ -128,7 +136,8 @@ def _read(settings: KafkaSettings, topic: str, spans: dict[int, Span], on_read: 
                 partition, position = message.partition() or 0, _position_after(message)
                 moved = moved or position > positions[partition]
                 positions[partition] = max(positions[partition], position)
-                # what was written after the end was looked up is not ours to judge: its records may be newer than the snapshot
+                # what was written after the end was looked up is not ours to judge: its records may be newer than the
+                # snapshot
                 if message.error() is None and position <= spans[partition].end:
                     yield message
                 if position >= spans[partition].end and missing.pop(partition, None) is not None:
@@ -141,28 +150,34 @@ def _read(settings: KafkaSettings, topic: str, spans: dict[int, Span], on_read: 
 
 
 def _position_after(message: Message) -> int:
-    """The offset up to which its partition is read with this message. Raises ``KafkaException`` for an error that is not its end."""
+    """The offset up to which its partition is read with this message.
+
+    Raises ``KafkaException`` for an error that is not its end.
+    """
     error, offset = message.error(), message.offset() or 0
     if error is None:
         return offset + 1
-    if error.code() == ClientError._PARTITION_EOF:
+    if error.code() == KafkaError._PARTITION_EOF:
         return offset
     raise KafkaException(error)
 
 
-def _stalled(settings: KafkaSettings, topic: str, positions: dict[int, int], missing: dict[int, int]) -> KafkaUnavailable:
+def _stalled(
+    settings: KafkaSettings, topic: str, positions: dict[int, int], missing: dict[int, int]
+) -> KafkaUnavailable:
     partition, end = next(iter(missing.items()))
     return KafkaUnavailable(
-        f"topic {topic} on Kafka at {settings.bootstrap_servers} stands still: partition {partition} is readable to offset "
-        f"{positions[partition]} of {end} only. Either a transaction is open there, which the broker aborts after its time-out "
-        "(kafka-transactions.sh find-hanging shows one that it does not), or the broker does not answer; run the audit again"
+        f"topic {topic} on Kafka at {settings.bootstrap_servers} stands still: partition {partition} is readable to "
+        f"offset {positions[partition]} of {end} only. Either a transaction is open there, which the broker aborts "
+        "after its time-out (kafka-transactions.sh find-hanging shows one that it does not), or the broker does not "
+        "answer; run the audit again"
     )
 
 
 def _partitions(consumer: Consumer, topic: str) -> list[int]:
     found = consumer.list_topics(topic, timeout=_CALL_SECONDS).topics.get(topic)
     if found is None:
-        raise KafkaException(ClientError(ClientError.UNKNOWN_TOPIC_OR_PART, f"the answer does not hold topic {topic}"))
+        raise KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART, f"the answer does not hold topic {topic}"))
     if found.error:
         raise KafkaException(found.error)
     return sorted(found.partitions)
@@ -172,9 +187,9 @@ def _partitions(consumer: Consumer, topic: str) -> list[int]:
 def _consumer(settings: KafkaSettings, topic: str, *, isolation_level: str) -> Iterator[Consumer]:
     """A consumer for the length of the block, librdkafka's errors turned into ours."""
     # librdkafka reports a refused login aside, while the call itself merely times out
-    heard: list[ClientError] = []
+    heard: list[KafkaError] = []
 
-    def hear(error: ClientError) -> None:
+    def hear(error: KafkaError) -> None:
         heard.append(error)
         # a refusal explains a time-out, and is the one to keep
         heard.sort(key=lambda one: one.code() in _REFUSED)
@@ -186,12 +201,13 @@ def _consumer(settings: KafkaSettings, topic: str, *, isolation_level: str) -> I
         consumer = Consumer({**config, "error_cb": hear, "logger": _Quiet()})
     except KafkaException as error:
         raise ConfigurationError(
-            f"the Kafka client refuses its configuration: {settings.masked(_said(error.args[0]))}; correct {CLIENT_CONFIG_VARIABLE}"
+            f"the Kafka client refuses its configuration: {settings.masked(_said(error.args[0]))}; correct "
+            f"{CLIENT_CONFIG_VARIABLE}"
         ) from error
     try:
         yield consumer
     except KafkaException as error:
-        told: ClientError = error.args[0]
+        told: KafkaError = error.args[0]
         if heard and told.code() not in _MISSING and not _tells_expiry(told):
             told = heard[-1]
         raise our_error(told, settings, topic) from error
@@ -207,27 +223,33 @@ class _Quiet:
         log.debug(message, *arguments)
 
 
-def our_error(error: ClientError, settings: KafkaSettings, topic: str) -> KafkaError | KafkaUnavailable:
+def our_error(error: KafkaError, settings: KafkaSettings, topic: str) -> KafkaSetupError | KafkaUnavailable:
     """What an error of librdkafka means to whoever runs the audit; no secret is in it."""
     where = f"Kafka at {settings.bootstrap_servers}"
     said = settings.masked(_said(error))
     if error.code() in _MISSING:
-        return KafkaError(f"topic {topic} does not exist on {where} ({said}); check SLA_KAFKA_TOPIC, or run `sla-pipeline migrate`")
+        return KafkaSetupError(
+            f"topic {topic} does not exist on {where} ({said}); check SLA_KAFKA_TOPIC, or run `sla-pipeline migrate`"
+        )
     if error.code() in _REFUSED:
-        return KafkaError(
-            f"{where} refuses the auditor ({said}); it needs Read and Describe on topics {settings.topic} and {settings.progress_topic};"
-            f" check {CLIENT_CONFIG_VARIABLE}"
+        return KafkaSetupError(
+            f"{where} refuses the auditor ({said}); it needs Read and Describe on topics {settings.topic} and "
+            f"{settings.progress_topic}; check {CLIENT_CONFIG_VARIABLE}"
         )
     if _tells_expiry(error):
-        return KafkaError(f"records of topic {topic} on {where} expired while they were being read ({said}); run the audit again")
-    return KafkaUnavailable(f"{where} did not answer as expected while topic {topic} was being read ({said}); run the audit again")
+        return KafkaSetupError(
+            f"records of topic {topic} on {where} expired while they were being read ({said}); run the audit again"
+        )
+    return KafkaUnavailable(
+        f"{where} did not answer as expected while topic {topic} was being read ({said}); run the audit again"
+    )
 
 
-def _tells_expiry(error: ClientError) -> bool:
-    if error.code() == ClientError._AUTO_OFFSET_RESET:
-        return any(ClientError(code).str() in error.str() for code in _EXPIRED)
+def _tells_expiry(error: KafkaError) -> bool:
+    if error.code() == KafkaError._AUTO_OFFSET_RESET:
+        return any(KafkaError(code).str() in error.str() for code in _EXPIRED)
     return error.code() in _EXPIRED
 
 
-def _said(error: ClientError) -> str:
+def _said(error: KafkaError) -> str:
     return f"{error.name()}: {error.str()}"

@@ -1,21 +1,24 @@
 """The auditor's own statements: positions, breach records, marks and what the tickets say of them. Reads only; sla_analyst's rights do.
 
-What belongs here: SQL, and rows as they come. What does not: comparing with the topic (``ledger.py``), the rule (``breach.judge``).
+What belongs here: SQL, and rows as they come. What does not: comparing with the topic (``ledger.py``), the rule
+(``breach.judge``).
 
-Everything but the first look at the position is read in ONE read-only snapshot. Records and tickets change in one transaction of the
-job, so within a snapshot a mark without a record, or the other way round, is never a race.
+Everything but the first look at the position is read in ONE read-only snapshot. Records and tickets change in one
+transaction of the job, so within a snapshot a mark without a record, or the other way round, is never a race.
 
-**What proves a false breach.** A ticket goes on living after its mark: it is answered, resolved, given another deadline. So its present
-row proves nothing, unless it is the very row that the mark left behind: then the rule must find on it exactly the breach that was
-recorded. It is that row when ``updated_at`` still is the record's ``breached_at`` (the mark sets it, the support service moves it) and
-when ticket and record were written by the same transaction (``xmin``), which also sees a script that forgot ``updated_at``.
+**What proves a false breach.** A ticket goes on living after its mark: it is answered, resolved, given another
+deadline. So its present row proves nothing, unless it is the very row that the mark left behind: then the rule must
+find on it exactly the breach that was recorded. It is that row when ``updated_at`` still is the record's
+``breached_at`` (the mark sets it, the support service moves it) and when ticket and record were written by the same
+transaction (``xmin``), which also sees a script that forgot ``updated_at``.
 
-**What does not.** A reply dated before the mark on a row that changed after it. The operator's application takes the time when he clicks,
-commits later, again after a conflict, by another machine's clock; a mail gateway dates a reply by the mail. At the moment of the mark
-the row may well have been without it. Up to a minute that is the normal course of things and not reported; beyond, a warning.
+**What does not.** A reply dated before the mark on a row that changed after it. The operator's application takes the
+time when he clicks, commits later, again after a conflict, by another machine's clock; a mail gateway dates a reply by
+the mail. At the moment of the mark the row may well have been without it. Up to a minute that is the normal course of
+things and not reported; beyond, a warning.
 
-**Overdue for long** counts from the deadline, or from the ticket's last change when that is later: it may have been given this deadline,
-or been reopened, a moment ago.
+**Overdue for long** counts from the deadline, or from the ticket's last change when that is later: it may have been
+given this deadline, or been reopened, a moment ago.
 """
 
 import contextlib
@@ -30,7 +33,7 @@ from psycopg.rows import args_row
 from sla_pipeline.audit.contract import RecordRow
 from sla_pipeline.audit.findings import EXAMPLE_LIMIT, Check, Example, Tally
 from sla_pipeline.breach import judge
-from sla_pipeline.errors import DatabaseError
+from sla_pipeline.errors import PostgresSetupError
 from sla_pipeline.postgres.schema import check_revision, check_tickets
 from sla_pipeline.postgres.session import PostgresSettings
 
@@ -42,12 +45,13 @@ PATIENCE = timedelta(minutes=2)
 _REPLY_TOLERANCE = timedelta(minutes=1)
 # a join of millions of tickets takes tens of seconds; more means that the server is in trouble
 _STATEMENT_TIMEOUT = "5min"
-# comparing a thousand rows takes milliseconds: longer silence inside the snapshot means that the auditor froze, and it holds back vacuum
+# comparing a thousand rows takes milliseconds: longer silence inside the snapshot means that the auditor froze, and it
+# holds back vacuum
 _IDLE_IN_TRANSACTION_TIMEOUT = "1min"
 # rows of one network round trip: a megabyte or two
 _FETCH_ROWS = 2_000
 
-_RELAY = "select published_seq, next_seq from support.ticket_sla_relay where id = 1"
+_RELAY = "select published_seq, last_seq from support.ticket_sla_relay where id = 1"
 _RECORD_COUNT = "select count(*) from support.ticket_sla_breaches"
 
 # Index: the primary key, in its order. Times as text: 'infinity' becomes null and differs from every payload.
@@ -79,7 +83,8 @@ from support.ticket_sla_breaches b join support.tickets t on t.id = b.ticket_id
 where {_UNTOUCHED} order by b.seq
 """  # noqa: S608
 
-# each answers ticket_id, number, seq; ties are told by the wrapper below. Cost: a scan or a hash join of the tables named, O(tickets).
+# each answers ticket_id, number, seq; ties are told by the wrapper below. Cost: a scan or a hash join of the tables
+# named, O(tickets).
 _PAST_DEADLINE = """
 (t.status in ('New', 'InWork') and not t.sla_breached and t.first_response_at is null
         and t.first_response_due_at < %(now_utc)s - %(patience)s
@@ -92,7 +97,9 @@ _OLDER_THAN_RECORDS = """
 exists (select from (select seq, breached_at from support.ticket_sla_breaches order by seq limit 1) oldest
     where oldest.seq > 1 and t.created_at < oldest.breached_at)
 """
-_MARKED_UNRECORDED = "t.sla_breached and not exists (select from support.ticket_sla_breaches b where b.ticket_id = t.id)"
+_MARKED_UNRECORDED = (
+    "t.sla_breached and not exists (select from support.ticket_sla_breaches b where b.ticket_id = t.id)"
+)
 _SET_ASIDE = "exists (select from support.ticket_sla_set_aside s where s.ticket_id = t.id)"
 _OF_TICKETS = "select t.id, t.number, null::bigint from support.tickets t where"
 _OF_RECORDS = "select b.ticket_id, b.number, b.seq from support.ticket_sla_breaches b"
@@ -103,7 +110,8 @@ _QUESTIONS = {
     Check.MARK_WITHOUT_RECORD: f"{_OF_TICKETS} {_MARKED_UNRECORDED} and not {_OLDER_THAN_RECORDS}",
     Check.MARK_OLDER_THAN_RECORDS: f"{_OF_TICKETS} {_MARKED_UNRECORDED} and {_OLDER_THAN_RECORDS}",
     Check.RECORD_OF_UNMARKED: f"{_JOINED} not t.sla_breached",
-    Check.RECORD_OF_DELETED_TICKET: f"{_OF_RECORDS} where not exists (select from support.tickets t where t.id = b.ticket_id)",
+    Check.RECORD_OF_DELETED_TICKET: f"{_OF_RECORDS} where not exists (select from support.tickets t where t.id = "
+    "b.ticket_id)",
     Check.OVERDUE_UNMARKED: f"{_OF_TICKETS} {_PAST_DEADLINE} and not {_CHANGED_LATELY}",
     Check.OVERDUE_SET_ASIDE: f"{_OF_TICKETS} {_PAST_DEADLINE} and not {_CHANGED_LATELY} and {_SET_ASIDE}",
     Check.OVERDUE_CHANGED_LATELY: f"{_OF_TICKETS} {_PAST_DEADLINE} and {_CHANGED_LATELY}",
@@ -121,14 +129,17 @@ union select ticket_id, number from support.ticket_sla_breaches where ticket_id 
 
 
 class Relay(NamedTuple):
-    """The publisher's row: everything up to ``published_seq`` is published, records 1 to ``next_seq`` were written."""
+    """The publisher's row: everything up to ``published_seq`` is published, records 1 to ``last_seq`` were written."""
 
     published_seq: int
-    next_seq: int
+    last_seq: int
 
 
 class _MarkedRow(NamedTuple):
-    """A record and the ticket as the mark left it. It has what ``breach.judge`` looks at; at the mark it was not breached yet."""
+    """A record and the ticket as the mark left it.
+
+    It has what ``breach.judge`` looks at; at the mark it was not breached yet.
+    """
 
     seq: int
     ticket_id: str
@@ -156,7 +167,10 @@ class _MarkedRow(NamedTuple):
 
 @contextlib.contextmanager
 def open_postgres(settings: PostgresSettings, *, now_utc: datetime) -> Iterator["Postgres"]:
-    """A session for an audit at ``now_utc``. Raises ``DatabaseError`` (missing right, table, column) or ``DatabaseUnavailable``."""
+    """A session for an audit at ``now_utc``.
+
+    Raises ``PostgresSetupError`` (missing right, table, column) or ``PostgresUnavailable``.
+    """
     with settings.session(purpose="audit") as connection:
         try:
             check_revision(connection)
@@ -165,11 +179,12 @@ def open_postgres(settings: PostgresSettings, *, now_utc: datetime) -> Iterator[
             connection.read_only = True
             connection.execute(f"set statement_timeout = '{_STATEMENT_TIMEOUT}'")
             connection.execute(f"set idle_in_transaction_session_timeout = '{_IDLE_IN_TRANSACTION_TIMEOUT}'")
-            # cursors are read to their ends; planned for their first rows, the join of all marks would be a million look-ups
+            # cursors are read to their ends; planned for their first rows, the join of all marks would be a million
+            # look-ups
             connection.execute("set cursor_tuple_fraction = 1")
             yield Postgres(connection, now_utc)
         except psycopg.errors.InsufficientPrivilege as error:
-            raise DatabaseError(
+            raise PostgresSetupError(
                 f"{error.diag.message_primary} in {settings.place}; an audit needs membership of role sla_analyst"
                 " (`grant sla_analyst to LOGIN`)"
             ) from error
@@ -187,8 +202,9 @@ class Postgres:
         with self._connection.cursor(row_factory=args_row(Relay)) as cursor:
             row = cursor.execute(_RELAY).fetchone()
         if row is None:
-            raise DatabaseError(
-                "support.ticket_sla_relay has no row with id 1: somebody deleted it; run `sla-pipeline migrate`, which puts it back"
+            raise PostgresSetupError(
+                "support.ticket_sla_relay has no row with id 1: somebody deleted it; run `sla-pipeline migrate`, "
+                "which puts it back"
             )
         return row
 
@@ -213,7 +229,10 @@ class Postgres:
             yield from cursor.execute(_RECORDS, self._values)
 
     def judge_marks(self, tally: Tally) -> int:
-        """Judge every mark whose ticket is unchanged since by the rule; returns how many there are. Inside ``snapshot``."""
+        """Judge every mark whose ticket is unchanged since by the rule; returns how many there are.
+
+        Inside ``snapshot``.
+        """
         count = 0
         with self._connection.cursor("audit_marks", row_factory=args_row(_MarkedRow)) as cursor:
             cursor.itersize = _FETCH_ROWS
@@ -228,7 +247,8 @@ class Postgres:
         for check, question in _QUESTIONS.items():
             found = self._connection.execute(
                 # the window counts all of them, the limit keeps the first few
-                f"select *, count(*) over () from ({question}) found (ticket_id, number, seq) order by seq, number limit {EXAMPLE_LIMIT}",  # noqa: S608
+                f"select *, count(*) over () from ({question}) found (ticket_id, number, seq) "  # noqa: S608
+                f"order by seq, number limit {EXAMPLE_LIMIT}",
                 self._values,
             ).fetchall()
             if found:

@@ -1,4 +1,7 @@
-"""The report for people: a table. What does not belong here: the report for programs (``AuditReport.as_dict``), or any judgement."""
+"""The report for people: a table.
+
+What does not belong here: the report for programs (``AuditReport.as_dict``), or any judgement.
+"""
 
 from rich.table import Table
 from rich.text import Text
@@ -12,9 +15,16 @@ _STYLES = {Severity.FAULT: "bold red", Severity.WARNING: "yellow", Severity.INFO
 
 
 def as_table(report: AuditReport) -> Table:
-    """Every fault and warning that was looked for, with its count and first cases; of the information, what was found."""
+    """Every fault and warning that was looked for, with its count and first cases; of the information, what was
+    found.
+    """
     table = Table(
-        "weight", "looked for", "count", "first cases", title=f"audit at {report.now_utc:%Y-%m-%d %H:%M:%S} UTC", caption=_verdict(report)
+        "weight",
+        "looked for",
+        "count",
+        "first cases",
+        title=f"audit at {report.now_utc:%Y-%m-%d %H:%M:%S} UTC",
+        caption=_verdict(report),
     )
     for finding in report.findings:
         if finding.count or finding.check.severity is not Severity.INFORMATION:
@@ -31,9 +41,9 @@ def as_table(report: AuditReport) -> Table:
 def _verdict(report: AuditReport) -> str:
     positions = report.positions
     read = (
-        f"{report.marked_count:,} marked tickets, {report.record_count:,} breach records, {report.event_count:,} events; published: "
-        f"{positions.published_seq} by Postgres, {positions.progress_seq} by Kafka, of {positions.next_seq}; "
-        f"{report.proven_count:,} marks judged by the ticket's unchanged row"
+        f"{report.marked_count:,} marked tickets, {report.record_count:,} breach records, {report.event_count:,} "
+        f"events; published: {positions.published_seq} by Postgres, {positions.progress_seq} by Kafka, of "
+        f"{positions.last_seq}; {report.proven_count:,} marks judged by the ticket's unchanged row"
     )
     return f"{'they agree' if report.clean else 'they DO NOT agree'}: {read}"
 

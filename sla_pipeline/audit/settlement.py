@@ -1,15 +1,17 @@
 """What can be told when all records and all events are in: what is missing, what came twice, whether the positions agree.
 
-What belongs here: pure functions over the ledger and the positions. What does not: what an event tells by itself (``ledger.py``).
+What belongs here: pure functions over the ledger and the positions. What does not: what an event tells by itself
+(``ledger.py``).
 
 **Missing, waiting or expired.** A record without an event is
 
 - *waiting*, when its sequence is beyond what was published before the topic's end was looked up;
-- possibly *expired*, when the topic has lost records at its beginning, by retention or by deletion. Exactly once holds within the topic's
-  retention, and no loss may be reported that was none. Within a partition sequences rise, so what a partition has lost lies below the
-  first sequence that it still has. Which partition a missing event was in is not known (their number may have grown since), so every
-  sequence below the highest of these first ones may have expired. A partition that has lost all it had could have held any sequence:
-  then no missing event can be told from an expired one, and the report shows their number as information;
+- possibly *expired*, when the topic has lost records at its beginning, by retention or by deletion. Exactly once holds
+  within the topic's retention, and no loss may be reported that was none. Within a partition sequences rise, so what a
+  partition has lost lies below the first sequence that it still has. Which partition a missing event was in is not
+  known (their number may have grown since), so every sequence below the highest of these first ones may have expired. A
+  partition that has lost all it had could have held any sequence: then no missing event can be told from an expired
+  one, and the report shows their number as information;
 - *lost* otherwise.
 """
 
@@ -28,10 +30,12 @@ __all__ = ["expired_below", "judge_positions", "settle"]
 def expired_below(low_watermarks: Mapping[int, int], first_seqs: Mapping[int, int]) -> int:
     """The sequence below which an event may have left the topic; 0 when the topic still has all that it ever had.
 
-    ``low_watermarks``: the first offset of each partition, looked up after the topic was read. ``first_seqs``: the first sequence that
-    was read from a partition.
+    ``low_watermarks``: the first offset of each partition, looked up after the topic was read. ``first_seqs``: the
+    first sequence that was read from a partition.
     """
-    return max((first_seqs.get(partition, sys.maxsize) for partition, low in low_watermarks.items() if low > 0), default=0)
+    return max(
+        (first_seqs.get(partition, sys.maxsize) for partition, low in low_watermarks.items() if low > 0), default=0
+    )
 
 
 def settle(ledger: Ledger, tally: Tally, *, claimed_published: int, expired_below: int) -> None:
@@ -63,7 +67,7 @@ def judge_positions(positions: Positions, tally: Tally) -> None:
     for check, ahead, behind in (
         (Check.PROGRESS_BEHIND_POSTGRES, known, told),
         (Check.POSTGRES_BEHIND_PROGRESS, told, known),
-        (Check.PROGRESS_AHEAD_OF_SEQUENCE, told, positions.next_seq),
+        (Check.PROGRESS_AHEAD_OF_SEQUENCE, told, positions.last_seq),
         (Check.EVENT_AHEAD_OF_PROGRESS, positions.highest_event_seq or 0, told_after),
     ):
         if ahead > behind:
@@ -102,7 +106,9 @@ def _records_without_event(ledger: Ledger, tally: Tally, *, claimed_published: i
 
 
 def _repeated_strays(ledger: Ledger, share: int, tally: Tally) -> None:
-    """Sequences that came twice and have no record beside which that would have shown; dealt into shares by sequence."""
+    """Sequences that came twice and have no record beside which that would have shown; dealt into shares by
+    sequence.
+    """
     without_record = [
         (seq, stray)
         for stray in ledger.strays()
@@ -118,7 +124,11 @@ def _repeated_strays(ledger: Ledger, share: int, tally: Tally) -> None:
 
 def _strays_without_record(ledger: Ledger, share: int, tally: Tally) -> None:
     # the ticket of a removed record is not known any more
-    strays = [stray for stray in ledger.strays() if share_of(stray) == share and not ledger.is_before_records(unpack(stray)[2])]
+    strays = [
+        stray
+        for stray in ledger.strays()
+        if share_of(stray) == share and not ledger.is_before_records(unpack(stray)[2])
+    ]
     if not strays:
         return
     recorded = sorted(ticket for _, ticket, _, _ in ledger.rows() if share_of(ticket) == share)

@@ -1,8 +1,10 @@
 """What customers and operators of the simulated desk do next, and what that makes of a ticket. Pure, but for the dice that are passed in.
 
-What belongs here: arrivals, the actions, their timing. What does not: the clock, the threads and the database (``traffic.py``).
+What belongs here: arrivals, the actions, their timing. What does not: the clock, the threads and the database
+(``traffic.py``).
 
-The deadlines are a demo's, seconds instead of hours, so that breaches of both kinds happen while somebody looks on: about nine a minute.
+The deadlines are a demo's, seconds instead of hours, so that breaches of both kinds happen while somebody looks on:
+about nine a minute.
 """
 
 from collections.abc import Mapping
@@ -15,7 +17,17 @@ from typing import TypeVar
 from sla_pipeline.breach import Priority
 from sla_pipeline.demo.ticket import TENANT_ID, Ticket, person_id, queue_id, ticket_id
 
-__all__ = ["ARRIVALS_PER_MINUTE", "Action", "Plan", "apply_action", "arrival", "can_take", "dice_of", "next_plan", "pause_to_next_arrival"]
+__all__ = [
+    "ARRIVALS_PER_MINUTE",
+    "Action",
+    "Plan",
+    "apply_action",
+    "arrival",
+    "can_take",
+    "dice_of",
+    "next_plan",
+    "pause_to_next_arrival",
+]
 
 T = TypeVar("T")
 

@@ -14,12 +14,12 @@ from sla_pipeline.embedded import ServiceError, UnusableState
 from sla_pipeline.embedded.folders import DISK, cause, is_below
 from sla_pipeline.embedded.supervision import exclusive
 from sla_pipeline.errors import (
-    DatabaseError,
-    DatabaseUnavailable,
     FailClosed,
     InputError,
-    KafkaError,
+    KafkaSetupError,
     KafkaUnavailable,
+    PostgresSetupError,
+    PostgresUnavailable,
     SlaPipelineError,
 )
 from sla_pipeline.kafka.recovery import State, diagnose
@@ -58,7 +58,9 @@ def claimed_folder(state: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def usable_or_remedy(state: Path) -> Iterator[None]:
-    """Turn what goes wrong on the data in ``state`` into a ``ServiceError`` of one line: folder, cause, remedy, loss."""
+    """Turn what goes wrong on the data in ``state`` into a ``ServiceError`` of one line: folder, cause, remedy,
+    loss.
+    """
     try:
         yield
     except (SlaPipelineError, psycopg.Error, dg.DagsterError, sqlalchemy.exc.SQLAlchemyError) as error:
@@ -81,10 +83,12 @@ def _explained(state: Path, error: Exception) -> ServiceError | None:
     match error:
         case UnusableState():
             return _unusable(state, error.cause)
-        case DatabaseUnavailable() | KafkaUnavailable():
+        case PostgresUnavailable() | KafkaUnavailable():
             # perhaps a slow machine: nothing is to be thrown away at the first try
-            return ServiceError(f"the demo did not start: {first_line(error)}; start again, and if that fails too, {_remove(state)}")
-        case DatabaseError() | KafkaError() | FailClosed() | psycopg.Error():
+            return ServiceError(
+                f"the demo did not start: {first_line(error)}; start again, and if that fails too, {_remove(state)}"
+            )
+        case PostgresSetupError() | KafkaSetupError() | FailClosed() | psycopg.Error():
             return _unusable(state, first_line(error))
         case dg.DagsterError() | sqlalchemy.exc.SQLAlchemyError():
             return _unusable(state, f"Dagster's storage: {first_line(error)}")

@@ -1,7 +1,7 @@
 """Reads the incident log: a CSV file becomes typed changes, or one clear error.
 
-What belongs here: the file's form. What does not: what a change does to a ticket (``ticket_history.py``). Columns and rules are described
-in ``data/README.md``.
+What belongs here: the file's form. What does not: what a change does to a ticket (``ticket_history.py``). Columns and
+rules are described in ``data/README.md``.
 """
 
 import csv
@@ -14,7 +14,16 @@ from pathlib import Path
 from sla_pipeline.breach import Priority
 from sla_pipeline.errors import InputError
 
-__all__ = ["BUNDLED_LOG", "LOG_COLUMNS", "STATUSES", "Change", "IncidentLog", "log_timestamp", "parse_log_timestamp", "read_log"]
+__all__ = [
+    "BUNDLED_LOG",
+    "LOG_COLUMNS",
+    "STATUSES",
+    "Change",
+    "IncidentLog",
+    "log_timestamp",
+    "parse_log_timestamp",
+    "read_log",
+]
 
 BUNDLED_LOG = Path(__file__).parent / "data" / "incident_log_2016.csv"
 STATUSES = ("New", "InWork", "OnHold", "Resolved", "Closed")
@@ -35,7 +44,10 @@ _SHOWN_CHARACTERS = 80
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One line of the log: what a ticket is from ``at`` on. Times are UTC, whole minutes; people and queues are the log's numbers."""
+    """One line of the log: what a ticket is from ``at`` on.
+
+    Times are UTC, whole minutes; people and queues are the log's numbers.
+    """
 
     number: str
     at: datetime
@@ -88,8 +100,9 @@ def parse_log_timestamp(text: str) -> datetime:
 def read_log(path: Path = BUNDLED_LOG) -> IncidentLog:
     """The log in the file ``path``, the one that comes with the package by default.
 
-    Raises ``InputError`` naming file, line, column, value and remedy: for a file that cannot be read, a column that is missing, a line of
-    another length, a value of another form, lines that are not in the order of ``at``, a file without changes.
+    Raises ``InputError`` naming file, line, column, value and remedy: for a file that cannot be read, a column that is
+    missing, a line of another length, a value of another form, lines that are not in the order of ``at``, a file
+    without changes.
     """
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
@@ -114,13 +127,16 @@ def _changes(source: str, lines: Iterable[str]) -> Iterator[Change]:
             change = _change(_Line(source, reader.line_num, _by_column(source, reader.line_num, header, row)))
             if before is not None and change.at < before.at:
                 raise InputError(
-                    f"{source}, line {reader.line_num}, column at: {log_timestamp(change.at)} is earlier than {log_timestamp(before.at)} "
-                    "on the line before; sort the lines by at, leaving lines of the same minute in their order"
+                    f"{source}, line {reader.line_num}, column at: {log_timestamp(change.at)} is earlier than "
+                    f"{log_timestamp(before.at)} on the line before; sort the lines by at, leaving lines of the same "
+                    "minute in their order"
                 )
             before = change
             yield change
     except csv.Error as error:
-        raise InputError(f"{source}, line {reader.line_num}: this is not CSV ({error}); check its quotes and line ends") from None
+        raise InputError(
+            f"{source}, line {reader.line_num}: this is not CSV ({error}); check its quotes and line ends"
+        ) from None
     if header is None:
         raise InputError(f"{source} is empty; its first line must name the columns {', '.join(LOG_COLUMNS)}")
     if before is None:
@@ -131,20 +147,23 @@ def _checked_header(source: str, line: int, header: list[str]) -> list[str]:
     missing = [column for column in LOG_COLUMNS if column not in header]
     if missing:
         raise InputError(
-            f"{source}, line {line}: column {', '.join(missing)} is missing from the header {_shown(','.join(header))}; the first line "
-            f"must name {', '.join(LOG_COLUMNS)}"
+            f"{source}, line {line}: column {', '.join(missing)} is missing from the header "
+            f"{_shown(','.join(header))}; the first line must name {', '.join(LOG_COLUMNS)}"
         )
     repeated = sorted({column for column in LOG_COLUMNS if header.count(column) > 1})
     if repeated:
-        raise InputError(f"{source}, line {line}: column {', '.join(repeated)} is named more than once in the header; keep one of each")
+        raise InputError(
+            f"{source}, line {line}: column {', '.join(repeated)} is named more than once in the header; keep one of "
+            "each"
+        )
     return header
 
 
 def _by_column(source: str, line: int, header: Sequence[str], row: Sequence[str]) -> dict[str, str]:
     if len(row) != len(header):
         raise InputError(
-            f"{source}, line {line}: it has {len(row)} values, but the header names {len(header)} columns ({_shown(','.join(row))}); check "
-            "its commas and quotes"
+            f"{source}, line {line}: it has {len(row)} values, but the header names {len(header)} columns "
+            f"({_shown(','.join(row))}); check its commas and quotes"
         )
     return dict(zip(header, row, strict=True))
 
@@ -158,7 +177,9 @@ class _Line:
     values: Mapping[str, str]
 
     def fault(self, column: str, remedy: str) -> InputError:
-        return InputError(f"{self.source}, line {self.number}, column {column}: {_shown(self.values[column])}; {remedy}")
+        return InputError(
+            f"{self.source}, line {self.number}, column {column}: {_shown(self.values[column])}; {remedy}"
+        )
 
     def matching(self, column: str, pattern: re.Pattern[str], remedy: str) -> str:
         value = self.values[column]

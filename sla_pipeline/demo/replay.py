@@ -1,7 +1,7 @@
 """Plays the incident log, minute by minute, on a simulated clock: real cycles, real PostgreSQL, real Kafka; the topic tells the result.
 
-What belongs here: the loop over the minutes, and reading back what came out at the far end. What does not: the log's rules
-(``ticket_history.py``), the cycle (``monitor/``).
+What belongs here: the loop over the minutes, and reading back what came out at the far end. What does not: the log's
+rules (``ticket_history.py``), the cycle (``monitor/``).
 """
 
 import csv
@@ -64,7 +64,10 @@ class ReplayedBreach:
 
 @dataclass(frozen=True, slots=True)
 class ReplayResult:
-    """What a replay came to. ``breaches`` holds one entry for each event on the topic, sorted; ``tick_count`` counts cycles."""
+    """What a replay came to.
+
+    ``breaches`` holds one entry for each event on the topic, sorted; ``tick_count`` counts cycles.
+    """
 
     breaches: tuple[ReplayedBreach, ...]
     audit: AuditReport
@@ -85,11 +88,15 @@ class ReplayResult:
         return self.audit.clean
 
     def as_csv(self) -> str:
-        """A line for each event, ``breached_at,number,kind,due_at``, sorted, without a header; times as the log writes them."""
+        """A line for each event, ``breached_at,number,kind,due_at``, sorted, without a header; times as the log
+        writes them.
+        """
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         for breach in self.breaches:
-            writer.writerow((log_timestamp(breach.breached_at), breach.number, breach.kind.value, log_timestamp(breach.due_at)))
+            writer.writerow(
+                (log_timestamp(breach.breached_at), breach.number, breach.kind.value, log_timestamp(breach.due_at))
+            )
         return text.getvalue()
 
     def summary(self) -> str:
@@ -97,9 +104,10 @@ class ReplayResult:
         kinds = ", ".join(f"{count} {kind.value}" for kind, count in self.by_kind.items())
         verdict = "agree" if self.agree else "DO NOT agree"
         return (
-            f"{self.change_count} changes of {self.ticket_count} tickets, {self.tick_count} cycles in {self.duration_seconds:.0f} s: "
-            f"{len(self.breaches)} breaches ({kinds}). Marked tickets ({self.audit.marked_count}), breach records "
-            f"({self.audit.record_count}) and events ({self.audit.event_count}) {verdict}."
+            f"{self.change_count} changes of {self.ticket_count} tickets, {self.tick_count} cycles in "
+            f"{self.duration_seconds:.0f} s: {len(self.breaches)} breaches ({kinds}). Marked tickets "
+            f"({self.audit.marked_count}), breach records ({self.audit.record_count}) and events "
+            f"({self.audit.event_count}) {verdict}."
         )
 
 
@@ -114,9 +122,9 @@ def replay(
 ) -> ReplayResult:
     """Play ``log`` up to and including ``until`` (aware), all of it by default, and read the topic back (read_committed).
 
-    The database must be migrated, with ``support.tickets``, and empty; the topics must exist, and be empty. Changes are written as the
-    owner, cycles run as the worker. Raises ``InputError`` when something is there already, ``CycleFailed`` when a cycle failed, and what
-    ``run_cycle`` and ``verify`` raise.
+    The database must be migrated, with ``support.tickets``, and empty; the topics must exist, and be empty. Changes are
+    written as the owner, cycles run as the worker. Raises ``InputError`` when something is there already,
+    ``CycleFailed`` when a cycle failed, and what ``run_cycle`` and ``verify`` raise.
     """
     began = time.monotonic()
     owner = PostgresSettings(owner_url)
@@ -142,11 +150,19 @@ def replay_on_embedded_servers(
 ) -> ReplayResult:
     """Play the file ``log`` on a PostgreSQL and a Kafka of its own, in a temporary folder that is gone afterwards.
 
-    Raises ``InputError`` for the file before anything is started, ``ServiceError`` when a server does not start, and as ``replay`` does.
+    Raises ``InputError`` for the file before anything is started, ``ServiceError`` when a server does not start, and as
+    ``replay`` does.
     """
     changes = read_log(log)
     with _temporary_servers() as (owner_url, kafka):
-        return replay(changes, owner_url=owner_url, worker_url=worker_login(owner_url), kafka=kafka, until=until, on_progress=on_progress)
+        return replay(
+            changes,
+            owner_url=owner_url,
+            worker_url=worker_login(owner_url),
+            kafka=kafka,
+            until=until,
+            on_progress=on_progress,
+        )
 
 
 @contextmanager

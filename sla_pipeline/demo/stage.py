@@ -1,10 +1,10 @@
 """The demo's stage: PostgreSQL, Kafka, Dagster's three processes and ticket traffic, up together and down together.
 
-What belongs here: order of start and stop, what is printed. What does not: the services themselves (``embedded/``), what the tickets
-do (``traffic.py``), whether all agree in the end (``audit/``).
+What belongs here: order of start and stop, what is printed. What does not: the services themselves (``embedded/``),
+what the tickets do (``traffic.py``), whether all agree in the end (``audit/``).
 
-Dagster runs as code server, webserver and daemon on the production ``dagster.yaml``. It stops before the servers do, or its processes
-would knock at a closed database for a minute.
+Dagster runs as code server, webserver and daemon on the production ``dagster.yaml``. It stops before the servers do, or
+its processes would knock at a closed database for a minute.
 """
 
 import math
@@ -80,10 +80,14 @@ class _Cycle(NamedTuple):
 
     def as_line(self) -> str:
         if self.state != "succeeded":
-            return f"{self.finished_at:%H:%M:%S} cycle {self.id} {self.state}: {(self.error or '').splitlines()[0] if self.error else ''}"
+            return (
+                f"{self.finished_at:%H:%M:%S} cycle {self.id} {self.state}: "
+                f"{(self.error or '').splitlines()[0] if self.error else ''}"
+            )
         return (
-            f"{self.finished_at:%H:%M:%S} cycle {self.id}: {self.processed} marked ({self.first_response} first response, "
-            f"{self.resolution} resolution), {self.published} published, backlog {self.backlog}, {(self.duration_ms or 0) / 1000:.2f} s"
+            f"{self.finished_at:%H:%M:%S} cycle {self.id}: {self.processed} marked ({self.first_response} first "
+            f"response, {self.resolution} resolution), {self.published} published, backlog {self.backlog}, "
+            f"{(self.duration_ms or 0) / 1000:.2f} s"
         )
 
 
@@ -92,12 +96,14 @@ def run_demo(state: Path, *, cycles: int | None, say: Say) -> AuditReport:
 
     ``state``, an absolute path, keeps the data from run to run; one demo at a time may use it. ``say`` prints a line.
     Settings of the caller's environment are removed from this process. Raises ``ServiceError`` when a process ends by
-    itself or the data in ``state`` cannot be used, ``InputError`` when ``state`` cannot be a folder of ours, and outside of
-    a checkout.
+    itself or the data in ``state`` cannot be used, ``InputError`` when ``state`` cannot be a folder of ours, and
+    outside of a checkout.
     """
     dagster_yaml = Path(__file__).resolve().parents[2] / "dagster.yaml"
     if not dagster_yaml.exists():
-        raise InputError(f"{dagster_yaml} is missing: the demo runs from a checkout of the project, on its own dagster.yaml")
+        raise InputError(
+            f"{dagster_yaml} is missing: the demo runs from a checkout of the project, on its own dagster.yaml"
+        )
     _isolate_this_process()
     with claimed_folder(state), ExitStack() as up:
         with usable_or_remedy(state):
@@ -122,7 +128,8 @@ def run_demo(state: Path, *, cycles: int | None, say: Say) -> AuditReport:
                         say(cycle.as_line())
                 if time.monotonic() > deadline:
                     raise ServiceError(
-                        f"only {scheduled} of {cycles} scheduled cycles ended in {patience_seconds:.0f} s; see the logs in {state}"
+                        f"only {scheduled} of {cycles} scheduled cycles ended in {patience_seconds:.0f} s; see the "
+                        f"logs in {state}"
                     )
                 time.sleep(_POLL_SECONDS)
         say("traffic and Dagster are stopped; comparing tickets, breach records and events")
@@ -142,7 +149,10 @@ def _ended_by_itself(services: Sequence[Service], traffic: "Future[None]") -> It
     for service in services:
         service.check()
     if traffic.done():
-        raise ServiceError(f"the ticket traffic has ended by itself: {first_line(traffic.exception() or ServiceError('it was stopped'))}")
+        raise ServiceError(
+            "the ticket traffic has ended by itself: "
+            f"{first_line(traffic.exception() or ServiceError('it was stopped'))}"
+        )
 
 
 def _isolate_this_process() -> None:
@@ -196,10 +206,15 @@ def _start_dagster(
 
     def child(name: str, *arguments: str) -> Service:
         log = state / f"dagster-{name.replace(' ', '-')}.log"
-        return up.enter_context(Service(f"Dagster's {name}", [sys.executable, "-m", *arguments], log, env=environment, cwd=home))
+        return up.enter_context(
+            Service(f"Dagster's {name}", [sys.executable, "-m", *arguments], log, env=environment, cwd=home)
+        )
 
     code = child(
-        "code server", *f"dagster api grpc -m sla_pipeline.definitions -h 127.0.0.1 -p {code_port}".split(), "--location-name", _LOCATION
+        "code server",
+        *f"dagster api grpc -m sla_pipeline.definitions -h 127.0.0.1 -p {code_port}".split(),
+        "--location-name",
+        _LOCATION,
     )
     web = child("webserver", *f"dagster_webserver -h 127.0.0.1 -p {web_port} -w workspace.yaml".split())
     code.wait_until(lambda: listens(code_port), _DAGSTER_START_SECONDS)

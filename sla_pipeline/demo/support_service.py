@@ -1,7 +1,7 @@
 """The support service's own statements on ``support.tickets``, as far as the demo plays it: open, save, apply.
 
-What belongs here: SQL. What does not: which tickets and why (``replay.py``, ``traffic.py``). No statement here writes ``sla_breached``: the
-monitor alone does (SPEC 1.3). The connection may be any, in autocommit mode; ids are text.
+What belongs here: SQL. What does not: which tickets and why (``replay.py``, ``traffic.py``). No statement here writes
+``sla_breached``: the monitor alone does (SPEC 1.3). The connection may be any, in autocommit mode; ids are text.
 """
 
 from collections.abc import Iterable
@@ -18,7 +18,10 @@ __all__ = ["OpenForm", "add_new", "apply", "count_tickets", "last_number", "open
 _COLUMNS = tuple(field.name for field in fields(Ticket))
 # the ticket's identity is never saved again
 _SAVED = tuple(column for column in _COLUMNS if column not in ("id", "number", "tenant_id", "created_at"))
-_INSERT = f"insert into support.tickets ({', '.join(_COLUMNS)}) values ({', '.join(f'%({column})s' for column in _COLUMNS)})"  # noqa: S608
+_INSERT = (
+    f"insert into support.tickets ({', '.join(_COLUMNS)}) "  # noqa: S608
+    f"values ({', '.join(f'%({column})s' for column in _COLUMNS)})"
+)
 _ADD_NEW = f"{_INSERT} on conflict do nothing"
 _APPLY = f"{_INSERT} on conflict (id) do update set {', '.join(f'{column} = excluded.{column}' for column in _SAVED)}"
 # Index: the primary key. Ids as text whatever the session's loaders are; xmin is the row's version.
@@ -67,7 +70,10 @@ def _form(*, version: str, **columns: object) -> OpenForm:
 
 
 def save_form(connection: psycopg.Connection, changed: Ticket, version: str) -> bool:
-    """Save a ticket that was opened at ``version``. False, and nothing is written, when the row has changed since (optimistic locking)."""
+    """Save a ticket that was opened at ``version``.
+
+    False, and nothing is written, when the row has changed since (optimistic locking).
+    """
     return connection.execute(_SAVE, {**asdict(changed), "version": version}).rowcount == 1
 
 
@@ -77,7 +83,9 @@ def open_ids(connection: psycopg.Connection) -> list[str]:
 
 
 def last_number(connection: psycopg.Connection, pattern: str) -> str | None:
-    """The last number, in alphabetical order, that matches the regular expression ``pattern``; None when there is none."""
+    """The last number, in alphabetical order, that matches the regular expression ``pattern``; None when there is
+    none.
+    """
     row = connection.execute(_LAST_NUMBER, {"pattern": pattern}).fetchone()
     return str(row[0]) if row and row[0] is not None else None
 

@@ -1,7 +1,8 @@
 """A ticket as the support service holds it: its columns, its identity, and what a change of status does to its times. Pure.
 
-What belongs here: what the replay and the simulated traffic have in common. What does not: ``sla_breached``, which only the monitor
-writes (SPEC 1.3); deadlines, which the log and the traffic set each by a policy of its own; SQL (``support_service.py``).
+What belongs here: what the replay and the simulated traffic have in common. What does not: ``sla_breached``, which only
+the monitor writes (SPEC 1.3); deadlines, which the log and the traffic set each by a policy of its own; SQL
+(``support_service.py``).
 """
 
 import functools
@@ -44,7 +45,10 @@ def person_id(number: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ticket:
-    """The columns that the support service writes. Ids are text, times are aware and in UTC; what the table lets be empty may be None."""
+    """The columns that the support service writes.
+
+    Ids are text, times are aware and in UTC; what the table lets be empty may be None.
+    """
 
     id: str
     number: str
@@ -64,7 +68,8 @@ class Ticket:
     def with_status(self, status: str, at: datetime) -> "Ticket":
         """The ticket with another status from ``at`` on.
 
-        Its resolution is noted when it leaves the open statuses, kept from Resolved to Closed, and taken away when it comes back.
+        Its resolution is noted when it leaves the open statuses, kept from Resolved to Closed, and taken away when it
+        comes back.
         """
         finished = status in FINISHED_STATUSES
         resolved_at = (self.resolved_at or at) if finished else None

@@ -1,7 +1,7 @@
 """What the incident log says of tickets: a ticket's state after each of its changes, and the minutes at which a cycle can matter. Pure.
 
-What belongs here: the rules of ``data/README.md``. What does not: the file (``incident_log.py``), and whether a ticket is breached, which
-is for the cycle alone to find.
+What belongs here: the rules of ``data/README.md``. What does not: the file (``incident_log.py``), and whether a ticket
+is breached, which is for the cycle alone to find.
 """
 
 from collections.abc import Iterable, Sequence
@@ -83,8 +83,9 @@ def ticket_at(changes: Sequence[Change], moment: datetime) -> Ticket | None:
 def ticks(log: IncidentLog, until: datetime | None = None) -> list[datetime]:
     """The whole minutes at which a cycle can find anything new, in order, up to and including ``until``.
 
-    They are the minutes at which a change took effect, and those at which a deadline then in force has newly passed: the minute after the
-    deadline, since a deadline must lie before ``now_utc`` (SPEC 4.1). A cycle at any other minute would change nothing.
+    They are the minutes at which a change took effect, and those at which a deadline then in force has newly passed:
+    the minute after the deadline, since a deadline must lie before ``now_utc`` (SPEC 4.1). A cycle at any other minute
+    would change nothing.
     """
     found: set[datetime] = set()
     for changes in log.by_ticket().values():

@@ -2,8 +2,9 @@
 
 What belongs here: time, threads and the database. What does not: what is done to a ticket and when (``desk_work.py``).
 
-An operator opens a ticket, thinks for some seconds, and saves with an optimistic check on the row's version. When the monitor has marked
-the ticket in the meantime the check fails, and the operator looks again: that is how SPEC 1.3 settles their race.
+An operator opens a ticket, thinks for some seconds, and saves with an optimistic check on the row's version. When the
+monitor has marked the ticket in the meantime the check fails, and the operator looks again: that is how SPEC 1.3
+settles their race.
 """
 
 import heapq
@@ -20,7 +21,16 @@ import psycopg
 
 from sla_pipeline.cycle import Clock, SystemClock
 from sla_pipeline.demo import support_service
-from sla_pipeline.demo.desk_work import Action, Plan, apply_action, arrival, can_take, dice_of, next_plan, pause_to_next_arrival
+from sla_pipeline.demo.desk_work import (
+    Action,
+    Plan,
+    apply_action,
+    arrival,
+    can_take,
+    dice_of,
+    next_plan,
+    pause_to_next_arrival,
+)
 from sla_pipeline.demo.incident_log import IncidentLog
 from sla_pipeline.demo.support_service import OpenForm
 from sla_pipeline.demo.ticket import Ticket
@@ -32,7 +42,9 @@ __all__ = ["STOCK_MOMENT", "Traffic", "TrafficCounts", "load_stock"]
 log = logging.getLogger(__name__)
 
 STOCK_MOMENT = datetime(2016, 3, 2, 12, 0, tzinfo=UTC)
-"""The busiest noon of the log: 734 tickets, 524 of them open, of which 223 are overdue and 28 more will be within the hour."""
+"""The busiest noon of the log: 734 tickets, 524 of them open, of which 223 are overdue and 28 more will be within the
+hour.
+"""
 
 _NUMBERS = "DEMO"
 # how long an operator has a ticket open before saving it
@@ -53,7 +65,9 @@ def load_stock(connection: psycopg.Connection, log: IncidentLog, now_utc: dateti
     Deterministic. Returns how many were inserted: tickets that are there already stay as they are.
     """
     found = (ticket_at(changes, STOCK_MOMENT) for changes in log.by_ticket().values())
-    return support_service.add_new(connection, [_moved(ticket, now_utc - STOCK_MOMENT) for ticket in found if ticket is not None])
+    return support_service.add_new(
+        connection, [_moved(ticket, now_utc - STOCK_MOMENT) for ticket in found if ticket is not None]
+    )
 
 
 def _moved(ticket: Ticket, by: timedelta) -> Ticket:
@@ -89,7 +103,10 @@ class Traffic:
         self._numbers = itertools.count(1)
 
     def run(self, stop: threading.Event) -> None:
-        """Work until ``stop`` is set, which ends it within one statement. Raises ``DatabaseUnavailable`` or ``DatabaseError``."""
+        """Work until ``stop`` is set, which ends it within one statement.
+
+        Raises ``PostgresUnavailable`` or ``PostgresSetupError``.
+        """
         try:
             while not stop.is_set():
                 wait_seconds = self.perform_next()
@@ -99,7 +116,10 @@ class Traffic:
             self.close()
 
     def perform_next(self) -> float:
-        """Do one thing if one is due. Returns the seconds until the next is, 0 if it is already; raises as ``run`` does."""
+        """Do one thing if one is due.
+
+        Returns the seconds until the next is, 0 if it is already; raises as ``run`` does.
+        """
         with translated_errors(self._settings):
             if self._open_connection is None:
                 self._open()

@@ -1,4 +1,6 @@
-"""The worker's login on an embedded PostgreSQL, so that demo and replay run the job with the worker's rights and no others."""
+"""The worker's login on an embedded PostgreSQL, so that demo and replay run the job with the worker's rights and no
+others.
+"""
 
 import secrets
 from urllib.parse import urlsplit
@@ -12,7 +14,9 @@ _LOGIN = "sla_demo_worker"
 
 
 def worker_login(owner_url: str) -> str:
-    """The URL, for the database of ``owner_url``, of a login that is only a member of ``sla_worker``; its password is new at every call."""
+    """The URL, for the database of ``owner_url``, of a login that is only a member of ``sla_worker``; its password
+    is new at every call.
+    """
     password = secrets.token_urlsafe(16)
     with psycopg.connect(owner_url, autocommit=True) as connection:
         if connection.execute("select from pg_roles where rolname = %s", (_LOGIN,)).fetchone() is None:

@@ -1,7 +1,7 @@
 """Real PostgreSQL and Apache Kafka from wheels and locked jars, for the demo and the tests: no container, no installed server.
 
-What belongs here: bringing up a server on 127.0.0.1, and ending it with whoever started it. What does not: what lives in the server
-(``postgres/``, ``kafka/``), or any server that production uses. Needs the extra ``demo``.
+What belongs here: bringing up a server on 127.0.0.1, and ending it with whoever started it. What does not: what lives
+in the server (``postgres/``, ``kafka/``), or any server that production uses. Needs the extra ``demo``.
 """
 
 from sla_pipeline.embedded.kafka import EmbeddedKafka, embedded_kafka

@@ -1,4 +1,6 @@
-"""``python -m sla_pipeline.embedded``: prepares the broker's cache now, so that nothing that is timed has to wait for it."""
+"""``python -m sla_pipeline.embedded``: prepares the broker's cache now, so that nothing that is timed has to wait
+for it.
+"""
 
 import logging
 import sys

@@ -1,4 +1,6 @@
-"""Why a folder cannot be used, in the words of a message: the fault of the disk or of the rights, and whose the folder is."""
+"""Why a folder cannot be used, in the words of a message: the fault of the disk or of the rights, and whose the
+folder is.
+"""
 
 import contextlib
 import errno
@@ -15,7 +17,9 @@ DISK = FULL | {errno.EROFS: "the disk is read-only"}
 
 
 def cause(error: OSError, folder: Path) -> str:
-    """The reason for ``error`` in one line, with the place when it is not ``folder`` itself, and its owner when the rights are missing."""
+    """The reason for ``error`` in one line, with the place when it is not ``folder`` itself, and its owner when the
+    rights are missing.
+    """
     reason = DISK.get(error.errno or 0) or error.strerror or str(error)
     if not isinstance(error.filename, (str, bytes)):
         return reason

@@ -1,7 +1,8 @@
 """The broker's jars: fetched once per user, checked by SHA-256 each time they are used.
 
-What belongs here: the cache, the download, the check against ``kafka.lock.toml``. What does not: running the broker (``kafka.py``).
-Of jgo only the Maven layer is used, as a downloader: its environments accept incomplete sets of jars and check no SHA-256.
+What belongs here: the cache, the download, the check against ``kafka.lock.toml``. What does not: running the broker
+(``kafka.py``). Of jgo only the Maven layer is used, as a downloader: its environments accept incomplete sets of jars
+and check no SHA-256.
 """
 
 import contextlib
@@ -23,7 +24,16 @@ from sla_pipeline.embedded.supervision import ServiceError
 from sla_pipeline.environment import variable
 from sla_pipeline.errors import ConfigurationError
 
-__all__ = ["CACHE_VARIABLE", "KAFKA_VERSION", "REPOSITORY_VARIABLE", "Jar", "cache_folder", "fetch_jars", "locked_cache", "locked_jars"]
+__all__ = [
+    "CACHE_VARIABLE",
+    "KAFKA_VERSION",
+    "REPOSITORY_VARIABLE",
+    "Jar",
+    "cache_folder",
+    "fetch_jars",
+    "locked_cache",
+    "locked_jars",
+]
 
 KAFKA_VERSION = "4.3.1"
 CACHE_VARIABLE = "SLA_EMBEDDED_CACHE"
@@ -78,7 +88,8 @@ def _home() -> Path:
         return Path.home()
     except RuntimeError:
         raise ConfigurationError(
-            f"there is no folder for Kafka's jars: HOME is not set, and user {os.geteuid()} has no home; name a folder in {CACHE_VARIABLE}"
+            f"there is no folder for Kafka's jars: HOME is not set, and user {os.geteuid()} has no home; name a "
+            f"folder in {CACHE_VARIABLE}"
         ) from None
 
 
@@ -86,15 +97,19 @@ def _home() -> Path:
 def locked_cache(folder: Path, lock: str) -> Iterator[None]:
     """Make ``folder``, the cache, and hold its lock file ``lock``: for those who write there.
 
-    What is complete in the cache is read without a lock: everything arrives there whole, by a rename. Raises ``ConfigurationError``, or
-    ``ServiceError`` for a full disk, when the folder cannot be written.
+    What is complete in the cache is read without a lock: everything arrives there whole, by a rename. Raises
+    ``ConfigurationError``, or ``ServiceError`` for a full disk, when the folder cannot be written.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with filelock.FileLock(folder / lock):
             yield
     except OSError as error:
-        if error.errno not in FULL and not is_below(folder, error.filename) and error.filename not in map(str, folder.parents):
+        if (
+            error.errno not in FULL
+            and not is_below(folder, error.filename)
+            and error.filename not in map(str, folder.parents)
+        ):
             raise
         message = f"the folder of Kafka's jars, {folder}, cannot be used: {cause(error, folder)}"
         if error.errno in FULL:
@@ -105,9 +120,9 @@ def locked_cache(folder: Path, lock: str) -> Iterator[None]:
 def fetch_jars(cache: Path | None = None, jars: tuple[Jar, ...] | None = None) -> list[Path]:
     """Paths of all jars, in the lock's order; those that are missing from ``cache`` or altered are fetched first, one after the other.
 
-    Processes that fetch at the same time wait for each other; a complete cache is only read. Raises ``ServiceError`` naming the jar when
-    it cannot be fetched, or when what was fetched has another SHA-256 than the lock; such a file is not kept. Raises what
-    ``locked_cache`` raises when something is to be fetched and the cache cannot be written.
+    Processes that fetch at the same time wait for each other; a complete cache is only read. Raises ``ServiceError``
+    naming the jar when it cannot be fetched, or when what was fetched has another SHA-256 than the lock; such a file is
+    not kept. Raises what ``locked_cache`` raises when something is to be fetched and the cache cannot be written.
     """
     folder = cache or cache_folder()
     wanted = locked_jars() if jars is None else jars
@@ -117,7 +132,13 @@ def fetch_jars(cache: Path | None = None, jars: tuple[Jar, ...] | None = None) -
             missing = _missing(folder, wanted)
             if missing:
                 megabytes = sum(jar.size for jar in missing) / 1e6
-                _logger.info("fetching %d jars of Apache Kafka %s, %.0f MB, into %s", len(missing), KAFKA_VERSION, megabytes, folder)
+                _logger.info(
+                    "fetching %d jars of Apache Kafka %s, %.0f MB, into %s",
+                    len(missing),
+                    KAFKA_VERSION,
+                    megabytes,
+                    folder,
+                )
             for jar in missing:
                 _fetch(jar, folder)
     return [folder / jar.file_name for jar in wanted]

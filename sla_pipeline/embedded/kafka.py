@@ -1,6 +1,7 @@
 """An embedded Apache Kafka 4.3.1: one node, broker and controller in one (KRaft), its log in a state folder.
 
-What belongs here: the broker's properties, starting and ending it. What does not: topics (``kafka/topics.py``), Java (``java.py``).
+What belongs here: the broker's properties, starting and ending it. What does not: topics (``kafka/topics.py``), Java
+(``java.py``).
 """
 
 import base64
@@ -44,7 +45,10 @@ class EmbeddedKafka:
         return f"{type(self).__name__}({self.bootstrap_servers})"
 
     def start(self) -> None:
-        """Starts the broker on its log and waits until it answers. Raises ``ServiceError`` with the end of its log when it does not."""
+        """Starts the broker on its log and waits until it answers.
+
+        Raises ``ServiceError`` with the end of its log when it does not.
+        """
         self.service.start()
         self.service.wait_until(self._answers)
 
@@ -81,31 +85,40 @@ def embedded_kafka(
 ) -> Iterator[EmbeddedKafka]:
     """A broker on the log kept in ``state``, made at the first start; stops on exit, or when this process dies.
 
-    ``properties`` go on top of the broker's own, ``java_options`` of Java's. Topics are never created by being used. ``state`` may hold
-    spaces, not commas; it also gets ``kafka.log``. Raises ``ServiceError`` when ``state`` is in use, a jar cannot be had, or the broker
-    does not start; ``UnusableState``, which is one, when that is because of the log in ``state``.
+    ``properties`` go on top of the broker's own, ``java_options`` of Java's. Topics are never created by being used.
+    ``state`` may hold spaces, not commas; it also gets ``kafka.log``. Raises ``ServiceError`` when ``state`` is in use,
+    a jar cannot be had, or the broker does not start; ``UnusableState``, which is one, when that is because of the log
+    in ``state``.
     """
     state = state.absolute()
     if "," in str(state):
-        raise ServiceError(f"Kafka cannot keep its log in {state}: its setting log.dirs is a list, and a comma in a path ends an item")
+        raise ServiceError(
+            f"Kafka cannot keep its log in {state}: its setting log.dirs is a list, and a comma in a path ends an item"
+        )
     home = state / "kafka"
     home.mkdir(parents=True, exist_ok=True)
     with exclusive(state / "kafka.lock", f"Kafka in {state}"):
         java = java_command(home, java_options)
         port, controller_port = free_ports(2)
         config = home / "server.properties"
-        config.write_text(_as_properties(_broker_properties(home / "data", port, controller_port) | dict(properties or {})))
+        config.write_text(
+            _as_properties(_broker_properties(home / "data", port, controller_port) | dict(properties or {}))
+        )
         kept = _check_kept_log(home / "data", state)
         if not kept:
             _format_log(home / "data")
-        service = Service("Kafka", [*java, "kafka.Kafka", config], state / "kafka.log", env=java_environment(), cwd=home)
+        service = Service(
+            "Kafka", [*java, "kafka.Kafka", config], state / "kafka.log", env=java_environment(), cwd=home
+        )
         broker = EmbeddedKafka(service, port)
         try:
             try:
                 broker.start()
             except ServiceError as error:
                 if kept and (cause := _fault_of_the_log(service)):
-                    raise UnusableState(state, f"Kafka does not start on the log in {home / 'data'}: {cause}") from error
+                    raise UnusableState(
+                        state, f"Kafka does not start on the log in {home / 'data'}: {cause}"
+                    ) from error
                 raise
             yield broker
         finally:
@@ -139,7 +152,8 @@ def _broker_properties(data: Path, port: int, controller_port: int) -> dict[str,
         # a misspelt topic is an error, as in production
         "auto.create.topics.enable": "false",
         "group.initial.rebalance.delay.ms": 0,
-        # a broker that was killed is let in again when its session is over: the 9 s of the default would be the time of every restart
+        # a broker that was killed is let in again when its session is over: the 9 s of the default would be the time of
+        # every restart
         "broker.session.timeout.ms": 3000,
         "broker.heartbeat.interval.ms": 500,
         # one node: internal topics have one replica, and one partition is made faster than fifty

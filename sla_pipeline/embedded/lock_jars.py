@@ -1,7 +1,7 @@
 """``python -m sla_pipeline.embedded.lock_jars``: writes ``kafka.lock.toml`` anew, for a maintainer who moves to another release of Kafka.
 
-What belongs here: which jars a broker needs, found by resolving Maven's dependencies. What does not: fetching them for use (``jars.py``).
-No URL goes into the lock.
+What belongs here: which jars a broker needs, found by resolving Maven's dependencies. What does not: fetching them for
+use (``jars.py``). No URL goes into the lock.
 """
 
 import hashlib
@@ -19,7 +19,10 @@ _ROOTS = (f"org.apache.kafka:kafka_2.13:{KAFKA_VERSION}", "org.apache.logging.lo
 
 
 def lock_text() -> str:
-    """The lock's text, sorted by group and artifact. Raises ``ServiceError`` when two releases of one jar are asked for."""
+    """The lock's text, sorted by group and artifact.
+
+    Raises ``ServiceError`` when two releases of one jar are asked for.
+    """
     jars: dict[tuple[str, str], Jar] = {}
     for root in _ROOTS:
         for artifact in jgo.resolve(root):
@@ -28,12 +31,18 @@ def lock_text() -> str:
             jar = Jar(artifact.groupId, artifact.artifactId, artifact.version, sha256, path.stat().st_size)
             if (known := jars.setdefault((jar.group, jar.artifact), jar)) != jar:
                 raise ServiceError(f"{known} and {jar} are both asked for; choose roots that agree")
-    head = "# jars of Apache Kafka (org.apache.kafka:kafka_2.13) and its logging back end; written by sla_pipeline.embedded.lock_jars\n"
+    head = (
+        "# jars of Apache Kafka (org.apache.kafka:kafka_2.13) and its logging back end; written by "
+        "sla_pipeline.embedded.lock_jars\n"
+    )
     return head + "\n".join(_table(jars[key]) for key in sorted(jars))
 
 
 def _table(jar: Jar) -> str:
-    fields = f'group = "{jar.group}"\nartifact = "{jar.artifact}"\nversion = "{jar.version}"\nsha256 = "{jar.sha256}"\nsize = {jar.size}\n'
+    fields = (
+        f'group = "{jar.group}"\nartifact = "{jar.artifact}"\nversion = "{jar.version}"\nsha256 = '
+        f'"{jar.sha256}"\nsize = {jar.size}\n'
+    )
     return f"[[jar]]\n{fields}"
 
 

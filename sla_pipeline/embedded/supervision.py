@@ -1,11 +1,12 @@
 """Child processes that end with us, however we end.
 
-What belongs here: starting one guarded process, watching it, stopping, killing and freezing it. What does not: what the process is.
+What belongs here: starting one guarded process, watching it, stopping, killing and freezing it. What does not: what the
+process is.
 
-Every service runs behind a small shell guard that holds a pipe from us. When we stop it we signal it ourselves; when we die, kill -9
-included, the kernel closes the pipe and the guard does it. Two processes that were never told of each other agree by the same means: a
-service and all its children hold an inherited file lock, so the next one on the same folder starts when the last of them is really gone.
-POSIX only.
+Every service runs behind a small shell guard that holds a pipe from us. When we stop it we signal it ourselves; when we
+die, kill -9 included, the kernel closes the pipe and the guard does it. Two processes that were never told of each
+other agree by the same means: a service and all its children hold an inherited file lock, so the next one on the same
+folder starts when the last of them is really gone. POSIX only.
 """
 
 import contextlib
@@ -22,12 +23,13 @@ from typing import NamedTuple, Self
 import filelock
 import psutil
 
-from sla_pipeline.errors import SlaPipelineError
+from sla_pipeline.errors import PermanentError
 
 __all__ = ["Service", "ServiceError", "UnusableState", "User", "exclusive"]
 
-# The reader waits in the background and the service replaces the shell, so its pid is ours, and its SIGINT is not ignored as that of a
-# background job would be. The reader is forked twice, so that it is no child of the service: what freezes those must not freeze the guard.
+# The reader waits in the background and the service replaces the shell, so its pid is ours, and its SIGINT is not
+# ignored as that of a background job would be. The reader is forked twice, so that it is no child of the service: what
+# freezes those must not freeze the guard.
 _GUARD = """
 exec 3<&0 </dev/null
 ( {
@@ -42,7 +44,8 @@ exec "$@"
 """
 # longer than the guard's ten seconds, so that a start waits out the stop of a run that was killed a moment ago
 _STOP_TIMEOUT_SECONDS = 15.0
-# a broker needs 3 s, and forty times that on a machine which is busy with something else; a death is noticed at once all the same
+# a broker needs 3 s, and forty times that on a machine which is busy with something else; a death is noticed at once
+# all the same
 _START_TIMEOUT_SECONDS = 120.0
 _POLL_SECONDS = 0.05
 _FREEZE_POLL_SECONDS = 0.002
@@ -51,7 +54,7 @@ _LOG_TAIL_LINES = 15
 _FIRST_SAFE_DESCRIPTOR = 10
 
 
-class ServiceError(SlaPipelineError):
+class ServiceError(PermanentError):
     """A service did not start, or ended by itself; the message holds the end of its log."""
 
 
@@ -73,9 +76,9 @@ class User(NamedTuple):
 class Service:
     """One guarded process, and what it starts. As a context manager it starts on entry and stops on exit.
 
-    ``log`` takes standard output and error, and is appended to. ``stop_signal`` is what the service's orderly stop listens to. Beside
-    the log lies a lock file, named like it. A fork of ours that outlives us holds the guard's pipe open: start services from a process that
-    execs what it starts.
+    ``log`` takes standard output and error, and is appended to. ``stop_signal`` is what the service's orderly stop
+    listens to. Beside the log lies a lock file, named like it. A fork of ours that outlives us holds the guard's pipe
+    open: start services from a process that execs what it starts.
     """
 
     def __init__(
@@ -156,7 +159,10 @@ class Service:
             return file.read().decode(errors="replace").splitlines()
 
     def wait_until(self, ready: Callable[[], bool], timeout_seconds: float = _START_TIMEOUT_SECONDS) -> None:
-        """Polls ``ready``. Raises ``ServiceError`` when the process ends first, or when ``timeout_seconds`` have passed."""
+        """Polls ``ready``.
+
+        Raises ``ServiceError`` when the process ends first, or when ``timeout_seconds`` have passed.
+        """
         deadline = time.monotonic() + timeout_seconds
         while not ready():
             self.check()
@@ -182,7 +188,10 @@ class Service:
             self._bury(process)
 
     def kill(self) -> None:
-        """A crash: SIGKILL to the service and to all that it started. Returns when they are gone; raises ``ServiceError`` when not."""
+        """A crash: SIGKILL to the service and to all that it started.
+
+        Returns when they are gone; raises ``ServiceError`` when not.
+        """
         process = self._running()
         # a frozen parent cannot start a child that this would miss
         for member in self._freeze_family():
@@ -193,8 +202,8 @@ class Service:
     def freeze(self) -> None:
         """SIGSTOP to the service and to all that it started: a pause that the other side of a connection cannot tell from a dead host.
 
-        Returns when every thread has stopped: kill(2) returns before that, 50 to 200 ms on a busy machine, in which a server still answers.
-        Raises ``ServiceError`` when one does not stop.
+        Returns when every thread has stopped: kill(2) returns before that, 50 to 200 ms on a busy machine, in which a
+        server still answers. Raises ``ServiceError`` when one does not stop.
         """
         deadline = time.monotonic() + _STOP_TIMEOUT_SECONDS
         # a guard that is frozen while it is still setting itself up would never end the service
@@ -248,7 +257,9 @@ class Service:
         return frozen
 
     def _bury(self, process: subprocess.Popen[bytes]) -> None:
-        """Ends what is left of the process group, the guard's reader at least, and waits until nobody holds the lock."""
+        """Ends what is left of the process group, the guard's reader at least, and waits until nobody holds the
+        lock.
+        """
         # the reader holds the group's number as long as the pipe is open, so this cannot hit a stranger
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -261,7 +272,10 @@ class Service:
 
     @contextlib.contextmanager
     def _inheritable_lock(self) -> Iterator[int]:
-        """A descriptor that holds the lock for as long as any process has it, inherited copies included. Raises ``ServiceError``."""
+        """A descriptor that holds the lock for as long as any process has it, inherited copies included.
+
+        Raises ``ServiceError``.
+        """
         path = self.log.with_suffix(".running")
         first = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -272,7 +286,10 @@ class Service:
             deadline = time.monotonic() + _STOP_TIMEOUT_SECONDS
             while not _try_lock(lock):
                 if time.monotonic() > deadline:
-                    raise ServiceError(f"{self.name} of an earlier run is still there after {_STOP_TIMEOUT_SECONDS:.0f} s: it holds {path}")
+                    raise ServiceError(
+                        f"{self.name} of an earlier run is still there after {_STOP_TIMEOUT_SECONDS:.0f} s: it holds "
+                        f"{path}"
+                    )
                 time.sleep(_POLL_SECONDS)
             yield lock
         finally:
@@ -287,9 +304,14 @@ class Service:
 def _signals_heard() -> Iterator[None]:
     """Let a child made inside receive its stop signal even where we ignore it.
 
-    What a script starts with & ignores SIGINT and SIGQUIT and hands that down; in such a process Dagster ignores SIGTERM as well.
+    What a script starts with & ignores SIGINT and SIGQUIT and hands that down; in such a process Dagster ignores
+    SIGTERM as well.
     """
-    ignored = [number for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM) if signal.getsignal(number) is signal.SIG_IGN]
+    ignored = [
+        number
+        for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
+        if signal.getsignal(number) is signal.SIG_IGN
+    ]
     if threading.current_thread() is not threading.main_thread():
         ignored = []
     for number in ignored:
@@ -323,10 +345,15 @@ def _try_lock(descriptor: int) -> bool:
 
 @contextlib.contextmanager
 def exclusive(path: Path, what: str) -> Iterator[None]:
-    """Holds the lock file ``path`` for this process. Raises ``ServiceError`` at once, naming ``what``, when another process holds it."""
+    """Holds the lock file ``path`` for this process.
+
+    Raises ``ServiceError`` at once, naming ``what``, when another process holds it.
+    """
     try:
         lock = filelock.FileLock(path).acquire(timeout=0)
     except filelock.Timeout:
-        raise ServiceError(f"{what} is in use by another process (it holds {path}); end that one, or use another folder") from None
+        raise ServiceError(
+            f"{what} is in use by another process (it holds {path}); end that one, or use another folder"
+        ) from None
     with lock:
         yield

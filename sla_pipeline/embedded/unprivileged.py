@@ -1,7 +1,7 @@
 """Leaving root, which PostgreSQL refuses to run as.
 
-What belongs here: the user to become, and folders that this user can reach. What does not: the server itself. For everyone but root all
-of it is a no-op.
+What belongs here: the user to become, and folders that this user can reach. What does not: the server itself. For
+everyone but root all of it is a no-op.
 """
 
 import contextlib
@@ -26,13 +26,18 @@ _OPEN_TO_ALL = Path("/var/tmp")  # noqa: S108 - what is made there is refused wh
 
 
 def unprivileged_user() -> User | None:
-    """The user to run a server as: ``nobody`` when we are root, None (ourselves) otherwise. Raises ``ServiceError`` where there is none."""
+    """The user to run a server as: ``nobody`` when we are root, None (ourselves) otherwise.
+
+    Raises ``ServiceError`` where there is none.
+    """
     if os.geteuid() != 0:
         return None
     try:
         nobody = pwd.getpwnam("nobody")
     except KeyError:
-        raise ServiceError("PostgreSQL does not run as root, and this machine has no user nobody for it; run as another user") from None
+        raise ServiceError(
+            "PostgreSQL does not run as root, and this machine has no user nobody for it; run as another user"
+        ) from None
     return User(nobody.pw_uid, nobody.pw_gid)
 
 
@@ -65,16 +70,16 @@ def _usable_for_nobody(place: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise ServiceError(
-            f"PostgreSQL does not run as root, and {place}, its folder for user nobody, cannot be used: {cause(error, place)}; "
-            f"make room for it below {_OPEN_TO_ALL}, or run as another user"
+            f"PostgreSQL does not run as root, and {place}, its folder for user nobody, cannot be used: "
+            f"{cause(error, place)}; make room for it below {_OPEN_TO_ALL}, or run as another user"
         ) from error
 
 
 def reachable_copy(folders: Sequence[Path], name: str, user: User | None) -> list[Path]:
     """``folders``, all of one parent, if ``user`` can enter them; otherwise a copy of them, side by side, made once for all runs.
 
-    ``name`` says what is in them, version included. Raises ``ServiceError`` when the place of the copy was made by someone else or
-    cannot be written.
+    ``name`` says what is in them, version included. Raises ``ServiceError`` when the place of the copy was made by
+    someone else or cannot be written.
     """
     if user is None or all(_can_enter(folder, user) for folder in folders):
         return list(folders)
@@ -100,7 +105,9 @@ def _copy(folders: Sequence[Path], copy: Path) -> None:
 
 
 def _can_enter(folder: Path, user: User) -> bool:
-    asked = subprocess.run(["/usr/bin/env", "test", "-x", folder], user=user.uid, group=user.gid, extra_groups=[], cwd="/", check=False)
+    asked = subprocess.run(
+        ["/usr/bin/env", "test", "-x", folder], user=user.uid, group=user.gid, extra_groups=[], cwd="/", check=False
+    )
     return asked.returncode == 0
 
 

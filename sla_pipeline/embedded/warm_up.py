@@ -26,8 +26,9 @@ _logger = logging.getLogger(__name__)
 def warm_up() -> None:
     """Fetches the jars, and starts a broker once to record what Java loads: half a minute, after which a start costs half the CPU time.
 
-    Does nothing when it was done before, and does without where the jars are there and their folder cannot be written. Raises
-    ``ServiceError`` when a jar cannot be had or the broker does not start; ``ConfigurationError`` when the jars' folder cannot be used.
+    Does nothing when it was done before, and does without where the jars are there and their folder cannot be written.
+    Raises ``ServiceError`` when a jar cannot be had or the broker does not start; ``ConfigurationError`` when the jars'
+    folder cannot be used.
     """
     newest = max(jar.stat().st_mtime for jar in fetch_jars())
     cache = startup_cache()
@@ -56,7 +57,11 @@ def _record(folder: Path, cache: Path) -> None:
         broker.service.stop(timeout_seconds=_RECORDING_TIMEOUT_SECONDS)
     options = ["-XX:AOTMode=create", f"-XX:AOTConfiguration={seen}", f"-XX:AOTCache={part}"]
     made = subprocess.run(
-        [*java_command(folder, options), "kafka.Kafka"], capture_output=True, text=True, check=False, env=java_environment()
+        [*java_command(folder, options), "kafka.Kafka"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=java_environment(),
     )
     if made.returncode or not part.exists():
         raise ServiceError(f"Java's startup cache cannot be made: {(made.stderr or made.stdout).strip()[-2000:]}")

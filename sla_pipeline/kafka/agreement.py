@@ -1,7 +1,8 @@
 """Do Postgres and Kafka tell the same story? The comparison that comes before every transaction; pure.
 
-What belongs here: the numbers, the digest and the words of a contradiction. What does not: reading them, or mending them
-(``recovery.py``). A contradiction is never resolved by taking the larger or the smaller number: either choice doubles or loses events.
+What belongs here: the numbers, the digest and the words of a contradiction. What does not: reading them, or mending
+them (``recovery.py``). A contradiction is never resolved by taking the larger or the smaller number: either choice
+doubles or loses events.
 """
 
 from collections.abc import Sequence
@@ -20,60 +21,61 @@ def require_progress(progress: Progress | None, topic: str) -> Progress:
     """
     if progress is None:
         raise FailClosed(
-            f"topic {topic} holds no progress record, so it was emptied, or deleted and made anew, and what was published before is not "
-            f"known. Nothing is published. {RECOVERY}"
+            f"topic {topic} holds no progress record, so it was emptied, or deleted and made anew, and what was "
+            f"published before is not known. Nothing is published. {RECOVERY}"
         )
     return progress
 
 
-def require_agreement(progress: Progress, *, published_before: int, next_seq: int) -> None:
+def require_agreement(progress: Progress, *, published_before: int, last_seq: int) -> None:
     """Raises ``FailClosed`` when the three positions cannot be true together.
 
-    ``published_before`` was read from Postgres before the progress record, ``next_seq`` after it. All three only grow, so in this order
-    a contradiction is never a race with another publisher.
+    ``published_before`` was read from Postgres before the progress record, ``last_seq`` after it. All three only grow,
+    so in this order a contradiction is never a race with another publisher.
     """
-    if progress.seq > next_seq:
+    if progress.seq > last_seq:
         raise FailClosed(
-            f"Kafka's progress is at sequence {progress.seq}, but Postgres has handed out only {next_seq}: Postgres was probably "
-            f"restored from a backup, or this is another database. Nothing is published. {RECOVERY}"
+            f"Kafka's progress is at sequence {progress.seq}, but Postgres has handed out only {last_seq}: Postgres "
+            f"was probably restored from a backup, or this is another database. Nothing is published. {RECOVERY}"
         )
     if progress.seq < published_before:
         raise FailClosed(
-            f"Postgres knows that sequence {published_before} is published, but Kafka's progress is at {progress.seq}: the progress "
-            f"topic was probably deleted and made anew, or this is another Kafka. Nothing is published. {RECOVERY}"
+            f"Postgres knows that sequence {published_before} is published, but Kafka's progress is at {progress.seq}: "
+            "the progress topic was probably deleted and made anew, or this is another Kafka. Nothing is published. "
+            f"{RECOVERY}"
         )
 
 
-def waiting_records(progress: Progress, records: Sequence[BreachRecord], *, next_seq: int) -> list[BreachRecord]:
+def waiting_records(progress: Progress, records: Sequence[BreachRecord], *, last_seq: int) -> list[BreachRecord]:
     """The records to publish: those after ``progress``, in order, without a gap.
 
-    ``records`` are read from row ``progress.seq`` on. Raises ``FailClosed`` when that row is missing or is not the one that was published,
-    or when the sequence has a hole.
+    ``records`` are read from row ``progress.seq`` on. Raises ``FailClosed`` when that row is missing or is not the one
+    that was published, or when the sequence has a hole.
     """
     waiting = list(records)
     if progress.seq:
         if not waiting or waiting[0].seq != progress.seq:
             raise FailClosed(
-                f"breach record {progress.seq}, the last one published, is gone from Postgres: housekeeping must never delete it, so the "
-                f"table was emptied or restored. Nothing is published. {RECOVERY}"
+                f"breach record {progress.seq}, the last one published, is gone from Postgres: housekeeping must never "
+                f"delete it, so the table was emptied or restored. Nothing is published. {RECOVERY}"
             )
         ours, published = record_digest(waiting[0]), progress.digest
         if ours != published:
             raise FailClosed(
-                f"breach record {progress.seq} (ticket {waiting[0].ticket_id}, digest {ours}) is not the one that was published under "
-                f"this sequence (digest {published}, run {progress.run} at {progress.at}): Postgres was restored from a backup and went "
-                f"on with other records. Nothing is published. {RECOVERY}"
+                f"breach record {progress.seq} (ticket {waiting[0].ticket_id}, digest {ours}) is not the one that was "
+                f"published under this sequence (digest {published}, run {progress.run} at {progress.at}): Postgres "
+                f"was restored from a backup and went on with other records. Nothing is published. {RECOVERY}"
             )
         del waiting[0]
     for expected, record in enumerate(waiting, start=progress.seq + 1):
         if record.seq != expected:
             raise FailClosed(
-                f"breach record {expected} is missing from Postgres; the next one there is {record.seq}. Records are written without a "
-                f"gap, so one was deleted. Nothing is published. {RECOVERY}"
+                f"breach record {expected} is missing from Postgres; the next one there is {record.seq}. Records are "
+                f"written without a gap, so one was deleted. Nothing is published. {RECOVERY}"
             )
-    if not waiting and progress.seq < next_seq:
+    if not waiting and progress.seq < last_seq:
         raise FailClosed(
-            f"breach records {progress.seq + 1} to {next_seq} are missing from Postgres, which has handed them out. Nothing is "
-            f"published. {RECOVERY}"
+            f"breach records {progress.seq + 1} to {last_seq} are missing from Postgres, which has handed them out. "
+            f"Nothing is published. {RECOVERY}"
         )
     return waiting

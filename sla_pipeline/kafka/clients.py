@@ -1,6 +1,7 @@
 """Opens the clients of librdkafka, and keeps what they tell aside.
 
-What belongs here: making a client, its log, its last error, the life of a producer. What does not: what is said over it.
+What belongs here: making a client, its log, its last error, the life of a producer. What does not: what is said over
+it.
 """
 
 import logging
@@ -9,8 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaException, Message, Producer, ThrottleEvent
-from confluent_kafka import KafkaError as ClientError
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, ThrottleEvent
 from confluent_kafka.admin import AdminClient, PartitionMetadata  # type: ignore[attr-defined]
 
 from sla_pipeline.errors import SlaPipelineError
@@ -29,20 +29,21 @@ _FLUSH_SECONDS = 0.2
 # after a failure: how long the callbacks that explain it are waited for
 _HEAR_SECONDS = 0.1
 _HEAR_TRIES = 3
-# Deliveries that failed because another one did: librdkafka empties its queue then, and on a busy machine reports these first; a broker
-# refuses a batch for one of its records, and calls the others invalid.
+# Deliveries that failed because another one did: librdkafka empties its queue then, and on a busy machine reports these
+# first; a broker refuses a batch for one of its records, and calls the others invalid.
 _CONSEQUENCES = (
-    ClientError._PURGE_QUEUE,
-    ClientError._PURGE_INFLIGHT,
-    ClientError._INVALID_DIFFERENT_RECORD,
-    ClientError.INVALID_RECORD,
+    KafkaError._PURGE_QUEUE,
+    KafkaError._PURGE_INFLIGHT,
+    KafkaError._INVALID_DIFFERENT_RECORD,
+    KafkaError.INVALID_RECORD,
 )
 # the threads of a client take its records back at once; one that still looks up a name has sent none
 _PURGE_SECONDS = 2.0
 _QUIET_FACILITIES = {
     # a setting of producers in the further settings makes every consumer warn, and the other way round
     "CONFWARN": logging.DEBUG,
-    # a coordinator that is just starting is asked again; what does not come to an end is told by the call that waits for it
+    # a coordinator that is just starting is asked again; what does not come to an end is told by the call that waits
+    # for it
     "GETPID": logging.INFO,
     # a broker that cannot be reached, or one that refuses a login: the same, with its reason
     "FAIL": logging.INFO,
@@ -54,14 +55,16 @@ _NUMBER = re.compile(r"\d+")
 
 
 class ClientReports:
-    """What one client tells between our calls. librdkafka reports a refused login here, while the call itself merely times out."""
+    """What one client tells between our calls. librdkafka reports a refused login here, while the call itself merely
+    times out.
+    """
 
     def __init__(self) -> None:
-        self.error: ClientError | None = None
+        self.error: KafkaError | None = None
         self.throttled_seconds = 0.0
         self._seen: set[str] = set()
 
-    def on_error(self, error: ClientError) -> None:
+    def on_error(self, error: KafkaError) -> None:
         """The client's ``error_cb``."""
         self.error = faults.more_telling(self.error, error)
 
@@ -77,9 +80,14 @@ class ClientReports:
         if key in self._seen:
             return
         self._seen.add(key)
-        if facility == "FAIL" and _HUNG_UP in line and (self.error is None or self.error.code() == ClientError._ALL_BROKERS_DOWN):
-            # reported as "0/1 brokers are down" otherwise: a listener that asks for TLS or a login closes the connection without a reason
-            self.on_error(ClientError(ClientError._TRANSPORT, line[line.index(_HUNG_UP) :]))
+        if (
+            facility == "FAIL"
+            and _HUNG_UP in line
+            and (self.error is None or self.error.code() == KafkaError._ALL_BROKERS_DOWN)
+        ):
+            # reported as "0/1 brokers are down" otherwise: a listener that asks for TLS or a login closes the
+            # connection without a reason
+            self.on_error(KafkaError(KafkaError._TRANSPORT, line[line.index(_HUNG_UP) :]))
         _log.log(_QUIET_FACILITIES.get(facility, level), "%s", line)
 
 
@@ -88,7 +96,10 @@ def _callbacks(reports: ClientReports) -> dict[str, Any]:
 
 
 def open_consumer(settings: KafkaSettings, reports: ClientReports, *, isolation_level: str) -> Consumer:
-    """A consumer that is given its partitions. Raises ``ConfigurationError`` naming a setting that librdkafka refuses."""
+    """A consumer that is given its partitions.
+
+    Raises ``ConfigurationError`` naming a setting that librdkafka refuses.
+    """
     try:
         return Consumer({**consumer_config(settings, isolation_level=isolation_level), **_callbacks(reports)})
     except KafkaException as error:
@@ -103,11 +114,13 @@ def open_admin(settings: KafkaSettings, reports: ClientReports) -> AdminClient:
         raise faults.configuration_fault(error, settings) from error
 
 
-def partitions_of(client: AdminClient | Producer | Consumer, topic: str, timeout: float) -> dict[int, PartitionMetadata]:
+def partitions_of(
+    client: AdminClient | Producer | Consumer, topic: str, timeout: float
+) -> dict[int, PartitionMetadata]:
     """The partitions of a topic. Raises ``KafkaException``, also when the broker's answer leaves the topic out."""
     found = client.list_topics(topic, timeout=timeout).topics.get(topic)
     if found is None:
-        raise KafkaException(ClientError(ClientError.UNKNOWN_TOPIC_OR_PART, f"the answer does not hold topic {topic}"))
+        raise KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART, f"the answer does not hold topic {topic}"))
     if found.error:
         raise KafkaException(found.error)
     return dict(found.partitions)
@@ -115,15 +128,25 @@ def partitions_of(client: AdminClient | Producer | Consumer, topic: str, timeout
 
 @contextmanager
 def translated(
-    settings: KafkaSettings, doing: str, reports: ClientReports, *, poll: Callable[[float], object] | None = None, topic: str | None = None
+    settings: KafkaSettings,
+    doing: str,
+    reports: ClientReports,
+    *,
+    poll: Callable[[float], object] | None = None,
+    topic: str | None = None,
 ) -> Iterator[None]:
-    """Raises our error for one of librdkafka's. ``poll`` is the client's own, called once so that it can tell what it has to tell."""
+    """Raises our error for one of librdkafka's.
+
+    ``poll`` is the client's own, called once so that it can tell what it has to tell.
+    """
     try:
         yield
     except Exception as error:
         if poll is not None:
             poll(0)
-        ours = faults.translate(error, faults.Scene(settings, doing, reports.error, topic, throttled_seconds=reports.throttled_seconds))
+        ours = faults.translate(
+            error, faults.Scene(settings, doing, reports.error, topic, throttled_seconds=reports.throttled_seconds)
+        )
         if ours is None or ours is error:
             raise
         raise ours from error
@@ -132,24 +155,26 @@ def translated(
 class TransactionalProducer:
     """One producer for one transaction, never used again afterwards.
 
-    ``drop`` lets it go without a word to the broker: no abort, no flush, no close. Those take up to 20 s after a failure and may act on a
-    transaction whose outcome is unknown; the next publisher's fence settles it. The producer is held nowhere else, not even in the frames
-    of a traceback that somebody keeps, so that its background threads end there and then. Time-outs are in seconds; the methods raise what
-    librdkafka raises.
+    ``drop`` lets it go without a word to the broker: no abort, no flush, no close. Those take up to 20 s after a
+    failure and may act on a transaction whose outcome is unknown; the next publisher's fence settles it. The producer
+    is held nowhere else, not even in the frames of a traceback that somebody keeps, so that its background threads end
+    there and then. Time-outs are in seconds; the methods raise what librdkafka raises.
     """
 
     def __init__(self, settings: KafkaSettings, *, largest_batch_bytes: int | None = None) -> None:
         self.reports = ClientReports()
-        self._failed: list[tuple[ClientError, Message]] = []
-        self._fatal: ClientError | None = None
+        self._failed: list[tuple[KafkaError, Message]] = []
+        self._fatal: KafkaError | None = None
         self._settings = settings
         config = producer_config(settings, largest_batch_bytes=largest_batch_bytes)
         try:
-            self._producer: Producer | None = Producer({**config, **_callbacks(self.reports), "on_delivery": self._on_delivery})
+            self._producer: Producer | None = Producer(
+                {**config, **_callbacks(self.reports), "on_delivery": self._on_delivery}
+            )
         except KafkaException as error:
             raise faults.configuration_fault(error, settings) from error
 
-    def _on_delivery(self, error: ClientError | None, message: Message) -> None:
+    def _on_delivery(self, error: KafkaError | None, message: Message) -> None:
         if error is not None:
             self._failed.append((error, message))
 
@@ -173,9 +198,18 @@ class TransactionalProducer:
         self._client.begin_transaction()
 
     def produce(
-        self, topic: str, value: str | bytes, key: bytes, *, headers: Sequence[tuple[str, bytes]] = (), partition: int = ANY_PARTITION
+        self,
+        topic: str,
+        value: str | bytes,
+        key: bytes,
+        *,
+        headers: Sequence[tuple[str, bytes]] = (),
+        partition: int = ANY_PARTITION,
     ) -> None:
-        """Hands a record over. Any raise means that the record is not in the transaction, which must not be committed then."""
+        """Hands a record over.
+
+        Any raise means that the record is not in the transaction, which must not be committed then.
+        """
         self._client.produce(topic, value, key, partition=partition, headers=list(headers))
 
     def deliver(self, timeout: float) -> None:
@@ -187,10 +221,12 @@ class TransactionalProducer:
                 self._await_cause()
                 raise KafkaException(self._first_failure)
             if not patience.remaining_seconds():
-                raise KafkaException(ClientError(ClientError._MSG_TIMED_OUT, f"{left_count} records undelivered after {timeout:.1f} s"))
+                raise KafkaException(
+                    KafkaError(KafkaError._MSG_TIMED_OUT, f"{left_count} records undelivered after {timeout:.1f} s")
+                )
 
     @property
-    def _first_failure(self) -> ClientError | None:
+    def _first_failure(self) -> KafkaError | None:
         """The first failed delivery that is no consequence of another one; else the first."""
         errors = [error for error, _ in self._failed]
         return next((error for error in errors if error.code() not in _CONSEQUENCES), errors[0] if errors else None)
@@ -206,14 +242,22 @@ class TransactionalProducer:
         self._client.commit_transaction(timeout)
 
     @property
-    def told(self) -> ClientError | None:
-        """What the client told besides the error of a call: a fatal error, else the first failed delivery, else its last report."""
+    def told(self) -> KafkaError | None:
+        """What the client told besides the error of a call: a fatal error, else the first failed delivery, else its
+        last report.
+        """
         return self._fatal or self._first_failure or self.reports.error
 
     def failed_keys(self) -> list[bytes]:
-        """The keys of the records whose delivery failed first, and of those that failed alike; the rest fell with their transaction."""
+        """The keys of the records whose delivery failed first, and of those that failed alike; the rest fell with
+        their transaction.
+        """
         first = self._first_failure
-        return [message.key() or b"" for error, message in self._failed if first is not None and error.code() == first.code()]
+        return [
+            message.key() or b""
+            for error, message in self._failed
+            if first is not None and error.code() == first.code()
+        ]
 
     def hear(self) -> None:
         """Lets the client tell what it has to tell, after a failure and before ``drop``; never raises.
@@ -232,8 +276,9 @@ class TransactionalProducer:
     def drop(self) -> None:
         """Lets the producer go. May be called again.
 
-        Its records are taken back first, so that no answer to one comes while it ends: librdkafka 2.16 frees the text of its transaction's
-        error then, and an answer that says "fenced" frees it a second time, which aborts the process.
+        Its records are taken back first, so that no answer to one comes while it ends: librdkafka 2.16 frees the text
+        of its transaction's error then, and an answer that says "fenced" frees it a second time, which aborts the
+        process.
         """
         producer, self._producer = self._producer, None
         if producer is None or not len(producer):

@@ -28,6 +28,7 @@ class Deadline:
         remaining = self.remaining_seconds()
         if not remaining:
             raise KafkaUnavailable(
-                f"Kafka was too slow: the time for this attempt, {self._seconds:g} s, is used up; the next cycle goes on"
+                f"Kafka was too slow: the time for this attempt, {self._seconds:g} s, is used up; the next cycle "
+                "goes on"
             )
         return min(remaining, at_most)

@@ -1,7 +1,8 @@
 """What an error of librdkafka means, in our words: one small hierarchy, each message with the address, the topic and the remedy.
 
-What belongs here: pure functions on errors, testable without a server. What does not: deciding whether a transaction was committed. No
-error tells that (the same time-out was seen for either outcome); the next attempt reads it back from the progress topic.
+What belongs here: pure functions on errors, testable without a server. What does not: deciding whether a transaction
+was committed. No error tells that (the same time-out was seen for either outcome); the next attempt reads it back from
+the progress topic.
 """
 
 import json
@@ -10,15 +11,23 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import Enum, auto
 
-from confluent_kafka import KafkaError as ClientError
-from confluent_kafka import KafkaException
+from confluent_kafka import KafkaError, KafkaException
 
 from sla_pipeline.cycle import BreachRecord
-from sla_pipeline.errors import ConfigurationError, KafkaError, KafkaUnavailable, PublisherFenced, SlaPipelineError
+from sla_pipeline.errors import ConfigurationError, KafkaSetupError, KafkaUnavailable, PublisherFenced, SlaPipelineError
 from sla_pipeline.kafka.settings import CLIENT_CONFIG_VARIABLE, KafkaSettings
 from sla_pipeline.quoting import named
 
-__all__ = ["Fault", "Scene", "classify", "client_error_of", "configuration_fault", "described_record", "more_telling", "translate"]
+__all__ = [
+    "Fault",
+    "Scene",
+    "classify",
+    "client_error_of",
+    "configuration_fault",
+    "described_record",
+    "more_telling",
+    "translate",
+]
 
 
 class Fault(Enum):
@@ -42,43 +51,43 @@ class Fault(Enum):
 
 
 _FAULT_BY_CODE = {
-    ClientError._AUTHENTICATION: Fault.CREDENTIALS,
-    ClientError._SSL: Fault.CREDENTIALS,
-    ClientError.SASL_AUTHENTICATION_FAILED: Fault.CREDENTIALS,
-    ClientError.ILLEGAL_SASL_STATE: Fault.CREDENTIALS,
-    ClientError.UNSUPPORTED_SASL_MECHANISM: Fault.CREDENTIALS,
-    ClientError.TOPIC_AUTHORIZATION_FAILED: Fault.AUTHORIZATION,
-    ClientError.GROUP_AUTHORIZATION_FAILED: Fault.AUTHORIZATION,
-    ClientError.CLUSTER_AUTHORIZATION_FAILED: Fault.AUTHORIZATION,
-    ClientError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: Fault.AUTHORIZATION,
-    ClientError.UNKNOWN_TOPIC_OR_PART: Fault.TOPIC_MISSING,
-    ClientError.UNKNOWN_TOPIC_ID: Fault.TOPIC_MISSING,
-    ClientError._UNKNOWN_TOPIC: Fault.TOPIC_MISSING,
-    ClientError.MSG_SIZE_TOO_LARGE: Fault.TOO_LARGE,
-    ClientError.INVALID_MSG_SIZE: Fault.TOO_LARGE,
-    ClientError.RECORD_LIST_TOO_LARGE: Fault.TOO_LARGE,
-    ClientError._FENCED: Fault.FENCED,
-    ClientError.PRODUCER_FENCED: Fault.FENCED,
-    ClientError.INVALID_PRODUCER_EPOCH: Fault.FENCED,
-    ClientError.INVALID_TRANSACTION_TIMEOUT: Fault.TRANSACTION_TIMEOUT,
-    ClientError._QUEUE_FULL: Fault.QUEUE_FULL,
-    ClientError.OFFSET_OUT_OF_RANGE: Fault.OFFSET_LOST,
-    ClientError._LOG_TRUNCATION: Fault.OFFSET_LOST,
-    ClientError.INVALID_TIMESTAMP: Fault.TIMESTAMP,
-    ClientError.INVALID_RECORD: Fault.RECORD_REFUSED,
-    ClientError.INVALID_REQUIRED_ACKS: Fault.RECORD_REFUSED,
-    ClientError.UNSUPPORTED_COMPRESSION_TYPE: Fault.RECORD_REFUSED,
-    ClientError.UNSUPPORTED_FOR_MESSAGE_FORMAT: Fault.RECORD_REFUSED,
-    ClientError.NOT_ENOUGH_REPLICAS: Fault.REPLICAS,
-    ClientError.NOT_ENOUGH_REPLICAS_AFTER_APPEND: Fault.REPLICAS,
-    ClientError.KAFKA_STORAGE_ERROR: Fault.DISK,
-    ClientError.INVALID_CONFIG: Fault.REFUSED,
-    ClientError.INVALID_PARTITIONS: Fault.REFUSED,
-    ClientError.INVALID_REPLICATION_FACTOR: Fault.TOO_FEW_BROKERS,
-    ClientError.POLICY_VIOLATION: Fault.REFUSED,
-    ClientError.TOPIC_EXCEPTION: Fault.REFUSED,
-    ClientError.UNSUPPORTED_VERSION: Fault.REFUSED,
-    ClientError._UNSUPPORTED_FEATURE: Fault.REFUSED,
+    KafkaError._AUTHENTICATION: Fault.CREDENTIALS,
+    KafkaError._SSL: Fault.CREDENTIALS,
+    KafkaError.SASL_AUTHENTICATION_FAILED: Fault.CREDENTIALS,
+    KafkaError.ILLEGAL_SASL_STATE: Fault.CREDENTIALS,
+    KafkaError.UNSUPPORTED_SASL_MECHANISM: Fault.CREDENTIALS,
+    KafkaError.TOPIC_AUTHORIZATION_FAILED: Fault.AUTHORIZATION,
+    KafkaError.GROUP_AUTHORIZATION_FAILED: Fault.AUTHORIZATION,
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED: Fault.AUTHORIZATION,
+    KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: Fault.AUTHORIZATION,
+    KafkaError.UNKNOWN_TOPIC_OR_PART: Fault.TOPIC_MISSING,
+    KafkaError.UNKNOWN_TOPIC_ID: Fault.TOPIC_MISSING,
+    KafkaError._UNKNOWN_TOPIC: Fault.TOPIC_MISSING,
+    KafkaError.MSG_SIZE_TOO_LARGE: Fault.TOO_LARGE,
+    KafkaError.INVALID_MSG_SIZE: Fault.TOO_LARGE,
+    KafkaError.RECORD_LIST_TOO_LARGE: Fault.TOO_LARGE,
+    KafkaError._FENCED: Fault.FENCED,
+    KafkaError.PRODUCER_FENCED: Fault.FENCED,
+    KafkaError.INVALID_PRODUCER_EPOCH: Fault.FENCED,
+    KafkaError.INVALID_TRANSACTION_TIMEOUT: Fault.TRANSACTION_TIMEOUT,
+    KafkaError._QUEUE_FULL: Fault.QUEUE_FULL,
+    KafkaError.OFFSET_OUT_OF_RANGE: Fault.OFFSET_LOST,
+    KafkaError._LOG_TRUNCATION: Fault.OFFSET_LOST,
+    KafkaError.INVALID_TIMESTAMP: Fault.TIMESTAMP,
+    KafkaError.INVALID_RECORD: Fault.RECORD_REFUSED,
+    KafkaError.INVALID_REQUIRED_ACKS: Fault.RECORD_REFUSED,
+    KafkaError.UNSUPPORTED_COMPRESSION_TYPE: Fault.RECORD_REFUSED,
+    KafkaError.UNSUPPORTED_FOR_MESSAGE_FORMAT: Fault.RECORD_REFUSED,
+    KafkaError.NOT_ENOUGH_REPLICAS: Fault.REPLICAS,
+    KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND: Fault.REPLICAS,
+    KafkaError.KAFKA_STORAGE_ERROR: Fault.DISK,
+    KafkaError.INVALID_CONFIG: Fault.REFUSED,
+    KafkaError.INVALID_PARTITIONS: Fault.REFUSED,
+    KafkaError.INVALID_REPLICATION_FACTOR: Fault.TOO_FEW_BROKERS,
+    KafkaError.POLICY_VIOLATION: Fault.REFUSED,
+    KafkaError.TOPIC_EXCEPTION: Fault.REFUSED,
+    KafkaError.UNSUPPORTED_VERSION: Fault.REFUSED,
+    KafkaError._UNSUPPORTED_FEATURE: Fault.REFUSED,
 }
 _FAULT_BY_TEXT = {
     "fenced by a newer instance": Fault.FENCED,
@@ -92,14 +101,15 @@ _TELLING = (Fault.CREDENTIALS, Fault.AUTHORIZATION, Fault.TOPIC_MISSING)
 class Scene:
     """What was going on when an error came: ``doing`` completes "Kafka ... while ".
 
-    ``reported`` is what the client told aside, in a callback; ``rejected`` are the records at fault; ``transaction_open`` says that a
-    transaction had begun, so that its outcome is unknown; ``throttled_seconds`` is the longest time that a quota held the client back,
-    ``time_limits`` the settings of the topic that limit the time of an event.
+    ``reported`` is what the client told aside, in a callback; ``rejected`` are the records at fault;
+    ``transaction_open`` says that a transaction had begun, so that its outcome is unknown; ``throttled_seconds`` is the
+    longest time that a quota held the client back, ``time_limits`` the settings of the topic that limit the time of an
+    event.
     """
 
     settings: KafkaSettings
     doing: str
-    reported: ClientError | None = None
+    reported: KafkaError | None = None
     topic: str | None = None
     rejected: Sequence[BreachRecord] = ()
     transaction_open: bool = False
@@ -107,11 +117,16 @@ class Scene:
     time_limits: str = ""
 
 
-def classify(error: ClientError) -> Fault:
-    """The fault of an error of librdkafka; what is not known is taken for an outage, which the next cycle tries again."""
-    if error.code() == ClientError._AUTO_OFFSET_RESET:
+def classify(error: KafkaError) -> Fault:
+    """The fault of an error of librdkafka; what is not known is taken for an outage, which the next cycle tries
+    again.
+    """
+    if error.code() == KafkaError._AUTO_OFFSET_RESET:
         # an outage's reason as well as a lost record's: it stands in the text, as librdkafka words it
-        return next((fault for code, fault in _FAULT_BY_CODE.items() if ClientError(code).str() in error.str()), Fault.UNAVAILABLE)
+        return next(
+            (fault for code, fault in _FAULT_BY_CODE.items() if KafkaError(code).str() in error.str()),
+            Fault.UNAVAILABLE,
+        )
     fault = _FAULT_BY_CODE.get(error.code(), Fault.UNAVAILABLE)
     if fault is not Fault.UNAVAILABLE:
         return fault
@@ -119,25 +134,28 @@ def classify(error: ClientError) -> Fault:
     return next((hinted for hint, hinted in _FAULT_BY_TEXT.items() if hint in error.str()), Fault.UNAVAILABLE)
 
 
-def client_error_of(error: BaseException) -> ClientError | None:
+def client_error_of(error: BaseException) -> KafkaError | None:
     """The error of librdkafka inside an exception, or None.
 
-    A fatal error that is found while a delivery callback runs surfaces as ``SystemError``, with the real one as its cause, or without one.
+    A fatal error that is found while a delivery callback runs surfaces as ``SystemError``, with the real one as its
+    cause, or without one.
     """
     if isinstance(error, SystemError) and error.__cause__ is not None:
         error = error.__cause__
-    if isinstance(error, KafkaException) and error.args and isinstance(error.args[0], ClientError):
+    if isinstance(error, KafkaException) and error.args and isinstance(error.args[0], KafkaError):
         return error.args[0]
     return None
 
 
-def more_telling(known: ClientError | None, new: ClientError) -> ClientError:
-    """Of two errors that a client reported aside, the one to show: what a person must mend, then any reason, then "all brokers down"."""
+def more_telling(known: KafkaError | None, new: KafkaError) -> KafkaError:
+    """Of two errors that a client reported aside, the one to show: what a person must mend, then any reason, then
+    "all brokers down".
+    """
     return known if known is not None and _telling_rank(known) > _telling_rank(new) else new
 
 
-def _telling_rank(error: ClientError) -> int:
-    if error.code() == ClientError._ALL_BROKERS_DOWN:
+def _telling_rank(error: KafkaError) -> int:
+    if error.code() == KafkaError._ALL_BROKERS_DOWN:
         return 0
     return 2 if classify(error) in _TELLING else 1
 
@@ -148,11 +166,15 @@ def described_record(record: BreachRecord) -> str:
         number = str(json.loads(record.payload)["Number"])
     except (ValueError, TypeError, KeyError):
         number = "without a number"
-    return f"ticket {named(number)} (id {record.ticket_id}, sequence {record.seq}, {len(record.payload.encode())} bytes)"
+    return (
+        f"ticket {named(number)} (id {record.ticket_id}, sequence {record.seq}, {len(record.payload.encode())} bytes)"
+    )
 
 
 def translate(error: BaseException, scene: Scene) -> SlaPipelineError | None:
-    """Our error for ``error``, without secrets; None for one that is not of Kafka, which must pass as it is: a bug is no outage."""
+    """Our error for ``error``, without secrets; None for one that is not of Kafka, which must pass as it is: a bug
+    is no outage.
+    """
     if isinstance(error, SlaPipelineError):
         return error
     if isinstance(error, BufferError):
@@ -169,7 +191,7 @@ def translate(error: BaseException, scene: Scene) -> SlaPipelineError | None:
     return _message(fault, text, scene)
 
 
-def _words(error: ClientError) -> str:
+def _words(error: KafkaError) -> str:
     return f"{error.name()}: {error.str()}"
 
 
@@ -180,40 +202,46 @@ def _message(fault: Fault, text: str, scene: Scene) -> SlaPipelineError:  # noqa
     at = f"while {scene.doing} ({detail})"
     match fault:
         case Fault.CREDENTIALS:
-            return KafkaError(
-                f"{where} refuses our credentials or its TLS certificate is not trusted, {at}; check the security settings in "
-                f"{CLIENT_CONFIG_VARIABLE}"
+            return KafkaSetupError(
+                f"{where} refuses our credentials or its TLS certificate is not trusted, {at}; check the security "
+                f"settings in {CLIENT_CONFIG_VARIABLE}"
             )
         case Fault.AUTHORIZATION:
-            return KafkaError(
-                f"{where} denies us a right {at}; topic {topic}. The publisher needs Write, Read, Describe and DescribeConfigs on the "
-                f"topics, Write and Describe on the transactional id and Read on the group, each of the prefix {settings.topic}"
+            return KafkaSetupError(
+                f"{where} denies us a right {at}; topic {topic}. The publisher needs Write, Read, Describe and "
+                "DescribeConfigs on the topics, Write and Describe on the transactional id and Read on the group, "
+                f"each of the prefix {settings.topic}"
             )
         case Fault.TOPIC_MISSING:
-            return KafkaError(f"topic {topic} does not exist on {where}, {at}; create it by `sla-pipeline migrate`")
+            return KafkaSetupError(
+                f"topic {topic} does not exist on {where}, {at}; create it by `sla-pipeline migrate`"
+            )
         case Fault.TOO_LARGE:
             which = ", ".join(described_record(record) for record in scene.rejected[:3]) or "an event"
-            return KafkaError(
-                f"{where} refuses an event of topic {topic} as too large {at}: {which}. Nothing of its transaction is published and "
-                f"nothing after it will be until the topic's max.message.bytes, or message.max.bytes in {CLIENT_CONFIG_VARIABLE}, allows "
-                "its size"
+            return KafkaSetupError(
+                f"{where} refuses an event of topic {topic} as too large {at}: {which}. Nothing of its transaction is "
+                "published and nothing after it will be until the topic's max.message.bytes, or message.max.bytes in "
+                f"{CLIENT_CONFIG_VARIABLE}, allows its size"
             )
         case Fault.FENCED:
             return PublisherFenced(
-                f"another publisher has taken over {settings.transactional_id} {at}; what we had not committed is published by it"
+                f"another publisher has taken over {settings.transactional_id} {at}; what we had not committed is "
+                "published by it"
             )
         case Fault.TRANSACTION_TIMEOUT:
-            return KafkaError(
-                f"{where} allows no transaction of 30 s {at}; raise the broker's transaction.max.timeout.ms to at least 30000"
+            return KafkaSetupError(
+                f"{where} allows no transaction of 30 s {at}; raise the broker's transaction.max.timeout.ms to at "
+                "least 30000"
             )
         case Fault.QUEUE_FULL:
-            return KafkaError(
-                f"the client's queue holds fewer events than one transaction {at}; raise queue.buffering.max.messages or "
-                f"queue.buffering.max.kbytes in {CLIENT_CONFIG_VARIABLE}, or leave them out"
+            return KafkaSetupError(
+                f"the client's queue holds fewer events than one transaction {at}; raise queue.buffering.max.messages "
+                f"or queue.buffering.max.kbytes in {CLIENT_CONFIG_VARIABLE}, or leave them out"
             )
         case Fault.OFFSET_LOST:
-            return KafkaError(
-                f"topic {topic} on {where} lost the records that were being read {at}: its retention is shorter than the reading"
+            return KafkaSetupError(
+                f"topic {topic} on {where} lost the records that were being read {at}: its retention is shorter than "
+                "the reading"
             )
         case Fault.UNAVAILABLE:
             return _outage(where, at, scene)
@@ -225,18 +253,18 @@ def _outage(where: str, at: str, scene: Scene) -> KafkaUnavailable:
     """A broker that gave no answer, or none in time."""
     if scene.throttled_seconds:
         return KafkaUnavailable(
-            f"{where} holds this client back by a quota, up to {scene.throttled_seconds:.0f} s a request, {at}. The next cycle is as slow: "
-            "raise producer_byte_rate or request_percentage of this user or client id"
+            f"{where} holds this client back by a quota, up to {scene.throttled_seconds:.0f} s a request, {at}. The "
+            "next cycle is as slow: raise producer_byte_rate or request_percentage of this user or client id"
         )
     if scene.transaction_open:
         return KafkaUnavailable(
-            f"{where} did not answer as expected {at}. The transaction's outcome is unknown; the next cycle reads it back from topic "
-            f"{scene.settings.progress_topic} and goes on"
+            f"{where} did not answer as expected {at}. The transaction's outcome is unknown; the next cycle reads it "
+            f"back from topic {scene.settings.progress_topic} and goes on"
         )
     if "Disconnected" in at:
         return KafkaUnavailable(
-            f"{where} closed the connection {at}; it passes by itself if the broker is just starting or stopping. If not, the listener "
-            f"asks for TLS or for a login: set security.protocol in {CLIENT_CONFIG_VARIABLE}"
+            f"{where} closed the connection {at}; it passes by itself if the broker is just starting or stopping. If "
+            f"not, the listener asks for TLS or for a login: set security.protocol in {CLIENT_CONFIG_VARIABLE}"
         )
     return KafkaUnavailable(f"{where} did not answer as expected {at}; check that it runs and can be reached from here")
 
@@ -245,41 +273,48 @@ def _refusal(fault: Fault, where: str, topic: str, at: str, scene: Scene) -> Sla
     """A broker that was reached, and says no to what it was asked."""
     match fault:
         case Fault.TIMESTAMP:
-            return KafkaError(
-                f"{where} refuses the time of an event of topic {topic} {at}, and does so until the cause is mended. This machine's clock "
-                f"says {datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC: set its clock or the broker's right, or raise the topic's limits "
-                f"({scene.time_limits or 'message.timestamp.*'})"
+            return KafkaSetupError(
+                f"{where} refuses the time of an event of topic {topic} {at}, and does so until the cause is mended. "
+                f"This machine's clock says {datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC: set its clock or the broker's "
+                f"right, or raise the topic's limits ({scene.time_limits or 'message.timestamp.*'})"
             )
         case Fault.RECORD_REFUSED:
-            return KafkaError(
+            return KafkaSetupError(
                 f"{where} refuses the events of topic {topic} {at}, and does so until the cause is mended"
                 f"{_codec_remedy(scene.settings)}. The broker's log names the rule that an event breaks"
             )
         case Fault.REPLICAS:
             return KafkaUnavailable(
-                f"{where} has too few replicas of topic {topic} in sync {at}; it passes by itself once the brokers of the others are back"
+                f"{where} has too few replicas of topic {topic} in sync {at}; it passes by itself once the brokers "
+                "of the others are back"
             )
         case Fault.DISK:
             return KafkaUnavailable(
-                f"{where} cannot read or write topic {topic} on its disk {at}; it passes by itself where another broker has a replica in "
-                "sync, else the disk must be mended"
+                f"{where} cannot read or write topic {topic} on its disk {at}; it passes by itself where another "
+                "broker has a replica in sync, else the disk must be mended"
             )
         case Fault.TOO_FEW_BROKERS:
-            return KafkaError(
-                f"{where} has fewer brokers than replicas were asked for, {at}; run `sla-pipeline migrate --replication-factor` with at "
-                "most their number"
+            return KafkaSetupError(
+                f"{where} has fewer brokers than replicas were asked for, {at}; run `sla-pipeline migrate "
+                "--replication-factor` with at most their number"
             )
         case _:
-            return KafkaError(f"{where} refuses the request {at}; topic {topic}")
+            return KafkaSetupError(f"{where} refuses the request {at}; topic {topic}")
 
 
 def _codec_remedy(settings: KafkaSettings) -> str:
     codec = next((name for name in ("compression.type", "compression.codec") if name in settings.client_config), None)
-    return f"; {CLIENT_CONFIG_VARIABLE} sets {codec}: leave it out if the broker does not take that compression" if codec else ""
+    return (
+        f"; {CLIENT_CONFIG_VARIABLE} sets {codec}: leave it out if the broker does not take that compression"
+        if codec
+        else ""
+    )
 
 
 def configuration_fault(error: KafkaException, settings: KafkaSettings) -> ConfigurationError:
     """Our error for a client that librdkafka refused to make: it names the setting, and never its value."""
     reason = client_error_of(error)
     text = settings.masked(reason.str().strip() if reason else str(error))
-    return ConfigurationError(f"the Kafka client refuses its configuration: {text}; correct the setting in {CLIENT_CONFIG_VARIABLE}")
+    return ConfigurationError(
+        f"the Kafka client refuses its configuration: {text}; correct the setting in {CLIENT_CONFIG_VARIABLE}"
+    )

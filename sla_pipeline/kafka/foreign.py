@@ -1,7 +1,7 @@
 """Distinguishes breach events from records that somebody else wrote to the same topic, and describes those.
 
-A record is ours by its headers for recovery, which must know a damaged event again, and by its headers and its payload for whoever only
-reads. What does not belong here: what a foreign record means to its finder.
+A record is ours by its headers for recovery, which must know a damaged event again, and by its headers and its payload
+for whoever only reads. What does not belong here: what a foreign record means to its finder.
 """
 
 from pydantic import ValidationError

@@ -1,14 +1,15 @@
 """Hanging transactions of this publisher: found behind the fence, and ended where nothing of them is visible.
 
-Kafka answers a commit before the end markers are in the partitions, and writes them afterwards. Seen with Kafka 4.3.1: killed in between, a
-broker that is the only leader of its partitions drops the markers when it is back, and counts the transaction as complete (KAFKA-20734,
-"Return noNode for known partitions without endpoints"). The fence then waits for nothing, and the records hang: no read_committed consumer
-gets past them, and the next marker of the same transactional id decides over them as well. A commit after a dropped abort marker would
-even publish what was given up, beside its repetition.
+Kafka answers a commit before the end markers are in the partitions, and writes them afterwards. Seen with Kafka 4.3.1:
+killed in between, a broker that is the only leader of its partitions drops the markers when it is back, and counts the
+transaction as complete (KAFKA-20734, "Return noNode for known partitions without endpoints"). The fence then waits for
+nothing, and the records hang: no read_committed consumer gets past them, and the next marker of the same transactional
+id decides over them as well. A commit after a dropped abort marker would even publish what was given up, beside its
+repetition.
 
-So every takeover looks, behind the fence, for records of ours that have no end. Where no event of them is visible anywhere, no consumer has
-them: they are aborted, and published again from the position that is visible. Where a part of them is visible, another part cannot be made
-visible without a guess: ``FailClosed``.
+So every takeover looks, behind the fence, for records of ours that have no end. Where no event of them is visible
+anywhere, no consumer has them: they are aborted, and published again from the position that is visible. Where a part of
+them is visible, another part cannot be made visible without a guess: ``FailClosed``.
 """
 
 import time
@@ -41,7 +42,8 @@ _TOOL = "kafka-transactions.sh (find-hanging, then abort)"
 class Hanging:
     """Records of this publisher that have no end.
 
-    ``first_records`` holds the first one of each partition; ``progress`` is the progress record among them, None without one.
+    ``first_records`` holds the first one of each partition; ``progress`` is the progress record among them, None
+    without one.
     """
 
     first_records: tuple[Message, ...]
@@ -58,11 +60,13 @@ class Hanging:
         return ", ".join(f"{record.topic()}-{record.partition()}" for record in self.first_records)
 
 
-def find_hanging(settings: KafkaSettings, topics: TopicChecker, event_topic: EventTopic, deadline: Deadline) -> Hanging | None:
+def find_hanging(
+    settings: KafkaSettings, topics: TopicChecker, event_topic: EventTopic, deadline: Deadline
+) -> Hanging | None:
     """What hangs of this publisher; None on a healthy broker, after one look.
 
     To be called behind the fence: before it, records are merely open. Records of other producers are left alone. Raises
-    ``KafkaUnavailable`` or ``KafkaError``, and ``FailClosed`` for a foreign progress record.
+    ``KafkaUnavailable`` or ``KafkaSetupError``, and ``FailClosed`` for a foreign progress record.
     """
     settling = Deadline(_SETTLING_SECONDS)
     while unended := topics.unended(event_topic, deadline):
@@ -78,23 +82,28 @@ def find_hanging(settings: KafkaSettings, topics: TopicChecker, event_topic: Eve
     return Hanging(ours, progress) if ours else None
 
 
-def require_invisible(settings: KafkaSettings, event_topic: EventTopic, hanging: Hanging, progress: Progress, deadline: Deadline) -> None:
-    """Raises ``FailClosed`` when consumers may have a part of what hangs. ``progress`` is the newest visible progress record."""
+def require_invisible(
+    settings: KafkaSettings, event_topic: EventTopic, hanging: Hanging, progress: Progress, deadline: Deadline
+) -> None:
+    """Raises ``FailClosed`` when consumers may have a part of what hangs.
+
+    ``progress`` is the newest visible progress record.
+    """
     with _reading(settings, "read_committed") as consumer:
         visible = [_last_visible_seq(consumer, settings.topic, p, deadline) for p in range(event_topic.partition_count)]
     if message := visible_part(progress.seq, hanging.event_seqs, visible):
         raise FailClosed(
-            f"Kafka at {settings.bootstrap_servers} never ended a transaction of this publisher in {hanging.where}, and {message}: its "
-            f"markers were lost when a broker restarted. Consumers stop there, and nothing is published. End it by {_TOOL}, then run "
-            f"`sla-pipeline recover`. {RECOVERY}"
+            f"Kafka at {settings.bootstrap_servers} never ended a transaction of this publisher in {hanging.where}, "
+            f"and {message}: its markers were lost when a broker restarted. Consumers stop there, and nothing is "
+            f"published. End it by {_TOOL}, then run `sla-pipeline recover`. {RECOVERY}"
         )
 
 
 def visible_part(progress_seq: int, hanging_seqs: Sequence[int], visible_seqs: Sequence[int]) -> str:
     """What consumers may have of a hanging transaction, for a message; empty when it is nothing.
 
-    ``hanging_seqs`` are the first hanging events, ``visible_seqs`` the last visible ones, one a partition. The position travels in the same
-    transaction as its events, so both must be on the same side of ``progress_seq``.
+    ``hanging_seqs`` are the first hanging events, ``visible_seqs`` the last visible ones, one a partition. The position
+    travels in the same transaction as its events, so both must be on the same side of ``progress_seq``.
     """
     if (last := max(visible_seqs, default=0)) > progress_seq:
         return f"its events up to sequence {last} are visible elsewhere, beyond the visible progress {progress_seq}"
@@ -106,8 +115,9 @@ def visible_part(progress_seq: int, hanging_seqs: Sequence[int], visible_seqs: S
 def abort_hanging(producer: TransactionalProducer, hanging: Hanging, deadline: Deadline) -> None:
     """Puts one more record into each partition where records hang, in a transaction that is left open.
 
-    The next fence aborts it, and with it all that hangs of the same transactional id. The record is a copy of the first hanging one: nobody
-    who reads uncommitted records meets anything but an event. From now on the broker refuses a marker of the earlier epoch that comes late.
+    The next fence aborts it, and with it all that hangs of the same transactional id. The record is a copy of the first
+    hanging one: nobody who reads uncommitted records meets anything but an event. From now on the broker refuses a
+    marker of the earlier epoch that comes late.
     """
     producer.begin()
     for record in hanging.first_records:
@@ -144,7 +154,8 @@ def _record_at(consumer: Consumer, place: TopicPartition, deadline: Deadline) ->
             raise KafkaException(error)
         return message
     raise KafkaUnavailable(
-        f"offset {place.offset} of topic {place.topic}, partition {place.partition}, could not be read in time; the next cycle tries again"
+        f"offset {place.offset} of topic {place.topic}, partition {place.partition}, could not be read in time; the "
+        "next cycle tries again"
     )
 
 

@@ -13,7 +13,8 @@ __all__ = ["Outbox"]
 class Outbox(Protocol):
     """The breach records in Postgres, over one direct session of its own (a session's lock does not survive a transaction-mode pooler).
 
-    Each call is a transaction of its own and sees what is committed when it is made. Errors are raised as ``SlaPipelineError``.
+    Each call is a transaction of its own and sees what is committed when it is made. Errors are raised as
+    ``SlaPipelineError``.
     """
 
     def try_lock(self) -> bool:
@@ -32,7 +33,7 @@ class Outbox(Protocol):
         """The copy of the position: everything up to it is published."""
         ...
 
-    def next_seq(self) -> int:
+    def last_seq(self) -> int:
         """The last sequence handed out: records 1 to it are committed."""
         ...
 

@@ -1,8 +1,9 @@
 """Pace of a transaction: how many records are handed to the client before all of them must have arrived.
 
-A link may carry less than a backlog needs, and a transaction is committed whole or not at all. So the first step is one record, each
-further step is at most sixteen times the one before, and none is larger than what the link would carry in half of the time that is left, at
-the speed of the step before. What is still under way when the time ends is therefore small against what has arrived.
+A link may carry less than a backlog needs, and a transaction is committed whole or not at all. So the first step is one
+record, each further step is at most sixteen times the one before, and none is larger than what the link would carry in
+half of the time that is left, at the speed of the step before. What is still under way when the time ends is therefore
+small against what has arrived.
 """
 
 import time

@@ -1,7 +1,7 @@
 """How far the relay came, as Kafka knows it: the progress record, its reader, its first one.
 
-The record travels in the same Kafka transaction as the events it speaks of, so the two are never apart. What does not belong here:
-comparing it with Postgres (``agreement.py``), writing it along with events (``relay.py``).
+The record travels in the same Kafka transaction as the events it speaks of, so the two are never apart. What does not
+belong here: comparing it with Postgres (``agreement.py``), writing it along with events (``relay.py``).
 """
 
 import hashlib
@@ -12,8 +12,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import TypeVar
 
-from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
-from confluent_kafka import KafkaError as ClientError
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from sla_pipeline.cycle import BreachRecord
 from sla_pipeline.errors import FailClosed, KafkaUnavailable
@@ -40,13 +39,16 @@ _Record = TypeVar("_Record")
 PROGRESS_KEY = b"progress"
 # one partition: its order is the order of the transactions
 PROGRESS_PARTITION = 0
-RECOVERY = 'docs/exactly-once.md, section "Recovery", says how to go on; `sla-pipeline recover` shows what is on the topic'
+RECOVERY = (
+    'docs/exactly-once.md, section "Recovery", says how to go on; `sla-pipeline recover` shows what is on the topic'
+)
 
 # no call waits longer than this for a broker; a healthy one answers in milliseconds
 _CALL_SECONDS = 8.0
 # how long one poll waits; the end of the partition ends it early
 _POLL_SECONDS = 0.2
-# records read at first, from the end; aborted ones and transaction markers count, so it is widened until a committed one is found
+# records read at first, from the end; aborted ones and transaction markers count, so it is widened until a committed
+# one is found
 _TAIL = 64
 _TAIL_GROWTH = 8
 _DIGEST = re.compile(r"[0-9a-f]{32}")
@@ -55,7 +57,8 @@ _DIGEST = re.compile(r"[0-9a-f]{32}")
 def record_digest(record: BreachRecord) -> str:
     """The fingerprint by which a row of the outbox is known again, 32 hexadecimal digits.
 
-    It covers sequence, ticket, run and payload: a row made anew after Postgres was rewound differs at least in the run that marked it.
+    It covers sequence, ticket, run and payload: a row made anew after Postgres was rewound differs at least in the run
+    that marked it.
     """
     text = f"{record.seq}\n{record.ticket_id}\n{record.correlation_id}\n{record.payload}"
     return hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()
@@ -65,8 +68,8 @@ def record_digest(record: BreachRecord) -> str:
 class Progress:
     """One progress record: everything up to ``seq`` is published.
 
-    ``first`` and ``count`` tell which events its transaction held (``first + count - 1 == seq``), ``digest`` is that of row ``seq`` and
-    empty for sequence 0, ``run`` is the run that published, ``at`` when (UTC, as on the wire).
+    ``first`` and ``count`` tell which events its transaction held (``first + count - 1 == seq``), ``digest`` is that of
+    row ``seq`` and empty for sequence 0, ``run`` is the run that published, ``at`` when (UTC, as on the wire).
     """
 
     seq: int
@@ -93,7 +96,10 @@ class Progress:
 
     @classmethod
     def from_json(cls, key: bytes | None, value: bytes | None, where: str) -> "Progress":
-        """The record read back. Raises ``FailClosed`` for one that this package did not write; fields it does not know are ignored."""
+        """The record read back.
+
+        Raises ``FailClosed`` for one that this package did not write; fields it does not know are ignored.
+        """
         try:
             parsed = json.loads(value or b"null")
             fields = {name: parsed[name] for name in ("seq", "first", "count", "digest", "run", "at")}
@@ -104,18 +110,24 @@ class Progress:
         if key == PROGRESS_KEY and all(type(n) is int for n in numbers) and all(isinstance(t, str) for t in texts):
             progress = cls(**fields)
             digest_fits = bool(_DIGEST.fullmatch(progress.digest)) if progress.seq else not progress.digest
-            if progress.seq >= 0 and progress.count >= 0 and progress.first + progress.count - 1 == progress.seq and digest_fits:
+            if (
+                progress.seq >= 0
+                and progress.count >= 0
+                and progress.first + progress.count - 1 == progress.seq
+                and digest_fits
+            ):
                 return progress
         raise FailClosed(
-            f"{where} is not a progress record of this package: somebody else writes to the topic. Nothing is published. {RECOVERY}"
+            f"{where} is not a progress record of this package: somebody else writes to the topic. Nothing is "
+            f"published. {RECOVERY}"
         )
 
 
 class ProgressReader:
     """Reads the newest committed progress record. Keeps two consumers open between the transactions of a cycle: they cost 40 ms to open.
 
-    Two, because only a read_uncommitted client is told the true end of the partition, and only a read_committed one may be believed.
-    After any error the reader must be closed and a new one made.
+    Two, because only a read_uncommitted client is told the true end of the partition, and only a read_committed one may
+    be believed. After any error the reader must be closed and a new one made.
     """
 
     def __init__(self, settings: KafkaSettings) -> None:
@@ -125,15 +137,18 @@ class ProgressReader:
 
     def _consumer(self, isolation_level: str) -> Consumer:
         if isolation_level not in self._consumers:
-            self._consumers[isolation_level] = open_consumer(self._settings, self._reports, isolation_level=isolation_level)
+            self._consumers[isolation_level] = open_consumer(
+                self._settings, self._reports, isolation_level=isolation_level
+            )
         return self._consumers[isolation_level]
 
     def read(self, deadline: Deadline, *, behind_fence: bool = True) -> Progress | None:
         """The newest record, None when the topic holds no committed one.
 
-        Behind the fence no transaction of ours is open, and what is read cannot change under us. Without one (``behind_fence`` false) the
-        answer is good for display, or to see that there is a record: it is what can be read now, without waiting for an open transaction.
-        Raises ``FailClosed`` for a foreign record, ``KafkaUnavailable`` or ``KafkaError`` when it cannot be read to its end.
+        Behind the fence no transaction of ours is open, and what is read cannot change under us. Without one
+        (``behind_fence`` false) the answer is good for display, or to see that there is a record: it is what can be
+        read now, without waiting for an open transaction. Raises ``FailClosed`` for a foreign record,
+        ``KafkaUnavailable`` or ``KafkaSetupError`` when it cannot be read to its end.
         """
         progress, foreign = self.look(deadline, behind_fence=behind_fence)
         if foreign is not None:
@@ -141,14 +156,18 @@ class ProgressReader:
         return progress
 
     def look(self, deadline: Deadline, *, behind_fence: bool = True) -> tuple[Progress | None, FailClosed | None]:
-        """The newest record that is ours, as ``read`` returns it, and what ``read`` raises when a foreign one stands behind it."""
+        """The newest record that is ours, as ``read`` returns it, and what ``read`` raises when a foreign one stands
+        behind it.
+        """
         topic = self._settings.progress_topic
         foreign: FailClosed | None = None
 
         def parse(record: Message) -> Progress | None:
             nonlocal foreign
             try:
-                progress = Progress.from_json(record.key(), record.value(), f"offset {record.offset()} of topic {topic}")
+                progress = Progress.from_json(
+                    record.key(), record.value(), f"offset {record.offset()} of topic {topic}"
+                )
             except FailClosed as error:
                 foreign = error
                 return None
@@ -186,14 +205,16 @@ def newest_committed(
 ) -> _Record | None:
     """The newest of a partition's records from offset ``low`` to ``end`` that ``consumer`` gets to see, None without one.
 
-    ``parse`` is called with every record that is read on the way, a tail of the partition; for one that is none of ours it returns None,
-    and the newest other one is looked for before it. With ``to_end`` false, an end that comes before ``end`` is good enough. Raises
-    ``KafkaUnavailable`` when the end cannot be reached in time.
+    ``parse`` is called with every record that is read on the way, a tail of the partition; for one that is none of ours
+    it returns None, and the newest other one is looked for before it. With ``to_end`` false, an end that comes before
+    ``end`` is good enough. Raises ``KafkaUnavailable`` when the end cannot be reached in time.
     """
     tail = _TAIL
     while end > low.offset:
         start = max(low.offset, end - tail)
-        newest = _newest_between(consumer, TopicPartition(low.topic, low.partition, start), end, deadline, parse=parse, to_end=to_end)
+        newest = _newest_between(
+            consumer, TopicPartition(low.topic, low.partition, start), end, deadline, parse=parse, to_end=to_end
+        )
         if newest is not None or start == low.offset:
             return newest
         tail *= _TAIL_GROWTH
@@ -201,7 +222,13 @@ def newest_committed(
 
 
 def _newest_between(
-    consumer: Consumer, start: TopicPartition, end: int, deadline: Deadline, *, parse: Callable[[Message], _Record | None], to_end: bool
+    consumer: Consumer,
+    start: TopicPartition,
+    end: int,
+    deadline: Deadline,
+    *,
+    parse: Callable[[Message], _Record | None],
+    to_end: bool,
 ) -> _Record | None:
     consumer.assign([start])
     newest = None
@@ -214,7 +241,7 @@ def _newest_between(
         if error is None:
             parsed = parse(message)
             newest = newest if parsed is None else parsed
-        elif error.code() != ClientError._PARTITION_EOF:
+        elif error.code() != KafkaError._PARTITION_EOF:
             raise KafkaException(error)
         elif (message.offset() or 0) >= end or not to_end:
             # stop fetching: an assigned consumer fetches a hundred times a second
@@ -222,12 +249,14 @@ def _newest_between(
             return newest
         # EOF below the true end: an open transaction holds the rest back
     raise KafkaUnavailable(
-        f"topic {start.topic} could not be read up to offset {end} in time: a transaction that is not ours may be open there, or the "
-        "broker is slow; the next cycle tries again"
+        f"topic {start.topic} could not be read up to offset {end} in time: a transaction that is not ours may be open "
+        "there, or the broker is slow; the next cycle tries again"
     )
 
 
-def write_progress(settings: KafkaSettings, deadline: Deadline, decide: Callable[[], Progress | None]) -> Progress | None:
+def write_progress(
+    settings: KafkaSettings, deadline: Deadline, decide: Callable[[], Progress | None]
+) -> Progress | None:
     """Takes over as a publisher does, asks ``decide`` behind the fence, and commits the record it gives, with no events; None writes none.
 
     Returns the record written. An error leaves the outcome unknown; the caller's next attempt must read it back.
@@ -240,7 +269,9 @@ def write_progress(settings: KafkaSettings, deadline: Deadline, decide: Callable
             progress = decide()
             if progress is not None:
                 producer.begin()
-                producer.produce(settings.progress_topic, progress.to_json(), PROGRESS_KEY, partition=PROGRESS_PARTITION)
+                producer.produce(
+                    settings.progress_topic, progress.to_json(), PROGRESS_KEY, partition=PROGRESS_PARTITION
+                )
                 producer.deliver(deadline.timeout_seconds(_CALL_SECONDS))
                 producer.commit(deadline.timeout_seconds(_CALL_SECONDS))
             return progress

@@ -1,7 +1,7 @@
 """Contents of the event topic, for recovery: each sequence with the fingerprint of its record, and the records themselves where asked.
 
-The topic is the only witness that neither a lost progress topic nor a restored database can change. What belongs here: reading it.
-What does not: conclusions (``recovery.py``), sending (``republish.py``).
+The topic is the only witness that neither a lost progress topic nor a restored database can change. What belongs here:
+reading it. What does not: conclusions (``recovery.py``), sending (``republish.py``).
 """
 
 import json
@@ -41,16 +41,17 @@ _LOOK_UP_SECONDS = 20.0
 class TopicContents:
     """Breach events on the topic: ``digests`` and ``tickets`` in 320 bytes of memory an event; ``foreign_count`` other records.
 
-    ``foreign`` shows the first of those. ``tickets`` maps a message key to its sequence. ``faults`` lists contradictions of the topic with
-    itself: a sequence or a ticket twice, an event that cannot be read.
+    ``foreign`` shows the first of those. ``tickets`` maps a message key to its sequence. ``faults`` lists
+    contradictions of the topic with itself: a sequence or a ticket twice, an event that cannot be read.
 
-    ``expired_below``: an event of this sequence or above that is not in ``digests`` is not on the topic and never was since the topic
-    was created; one below it may have been removed by retention. 0 when nothing was ever removed. Why this holds: removal takes the
-    oldest records of a partition, so whatever was removed stood before the first event still there. Sequences rise within a partition
-    (one publisher, in order), so it had a lower sequence than that first event. Events that recovery published again do not count as
-    first events, because they stand out of order; one that was removed has a lower sequence all the same, because every event sent
-    after it in the ordinary way was above the position of that time. Which partition a missing event was in is unknown (the number of
-    partitions may have grown), so the highest first event counts; a partition that lost all its events could have held any sequence.
+    ``expired_below``: an event of this sequence or above that is not in ``digests`` is not on the topic and never was
+    since the topic was created; one below it may have been removed by retention. 0 when nothing was ever removed. Why
+    this holds: removal takes the oldest records of a partition, so whatever was removed stood before the first event
+    still there. Sequences rise within a partition (one publisher, in order), so it had a lower sequence than that first
+    event. Events that recovery published again do not count as first events, because they stand out of order; one that
+    was removed has a lower sequence all the same, because every event sent after it in the ordinary way was above the
+    position of that time. Which partition a missing event was in is unknown (the number of partitions may have grown),
+    so the highest first event counts; a partition that lost all its events could have held any sequence.
     """
 
     digests: dict[int, str] = field(default_factory=dict)
@@ -77,7 +78,9 @@ class TopicContents:
 
     @property
     def complete_from(self) -> int:
-        """The sequence from which on every one is there up to the last; each partition loses its oldest events by itself."""
+        """The sequence from which on every one is there up to the last; each partition loses its oldest events by
+        itself.
+        """
         seq = self.last_seq
         while seq in self.digests:
             seq -= 1
@@ -98,18 +101,19 @@ class _Unreadable(NamedTuple):
 
     def explained(self, settings: KafkaSettings) -> str:
         return (
-            f"the record at {self.place} of topic {settings.topic} has the headers of the event with sequence {self.seq}, which is nowhere "
-            f"else on the topic, but {self.fault}: a damaged event of ours, or somebody else's record. `sla-pipeline recover` can "
-            f"go on once the record is gone, by retention, or by kafka-delete-records.sh with offset {self.offset + 1} for its partition, "
-            "which removes the events before it too"
+            f"the record at {self.place} of topic {settings.topic} has the headers of the event with sequence "
+            f"{self.seq}, which is nowhere else on the topic, but {self.fault}: a damaged event of ours, or somebody "
+            "else's record. `sla-pipeline recover` can go on once the record is gone, by retention, or by "
+            f"kafka-delete-records.sh with offset {self.offset + 1} for its partition, which removes the events before "
+            "it too"
         )
 
 
 def scan_topic(settings: KafkaSettings, *, on_progress: OnProgress | None = None) -> TopicContents:
     """Reads the topic from its beginning to its end. Raises what ``read_events`` raises.
 
-    A record with our headers that cannot be read is a fault of the topic: it may be an event of ours that was damaged. Where another
-    event has its sequence it is none, but a foreign record.
+    A record with our headers that cannot be read is a fault of the topic: it may be an event of ours that was damaged.
+    Where another event has its sequence it is none, but a foreign record.
     """
     contents = TopicContents()
     first_seqs: dict[int, int] = {}
@@ -125,13 +129,18 @@ def scan_topic(settings: KafkaSettings, *, on_progress: OnProgress | None = None
         if record.seq in contents.digests:
             _note(contents.faults, f"sequence {record.seq} is on the topic twice")
         elif (other := contents.tickets.setdefault(event.key, record.seq)) != record.seq:
-            _note(contents.faults, f"ticket {record.ticket_id} is on the topic twice, under sequences {other} and {record.seq}")
+            _note(
+                contents.faults,
+                f"ticket {record.ticket_id} is on the topic twice, under sequences {other} and {record.seq}",
+            )
         contents.digests[record.seq] = record_digest(record)
         if REPUBLISHED_HEADER not in event.headers:
             first_seqs.setdefault(event.partition, record.seq)
     for found in unreadable:
         if found.seq in contents.digests:
-            contents.add_foreign(f"not a breach event: {found.place}: {found.fault}; the event of its sequence {found.seq} is elsewhere")
+            contents.add_foreign(
+                f"not a breach event: {found.place}: {found.fault}; the event of its sequence {found.seq} is elsewhere"
+            )
         else:
             _note(contents.faults, found.explained(settings))
     # looked up after reading: what was removed meanwhile explains what was not read
@@ -147,8 +156,8 @@ def read_records(
 ) -> Iterator[PublishedRecord]:
     """The records whose sequences are in ``expected``, in the topic's order: each exactly once, with the digest given there.
 
-    ``expected`` is what an earlier reading found. Raises ``FailClosed``, at the end at the latest, when this reading finds anything else,
-    or a payload that is not of this contract.
+    ``expected`` is what an earlier reading found. Raises ``FailClosed``, at the end at the latest, when this reading
+    finds anything else, or a payload that is not of this contract.
     """
     missing = dict(expected)
     first = min(missing, default=0)
@@ -158,20 +167,23 @@ def read_records(
             continue
         if missing.pop(record.seq, None) != record_digest(record):
             raise FailClosed(
-                f"the topic changed while it was read: the event with sequence {record.seq} is another one, or came twice, since the first "
-                "reading. Nothing was changed; run `sla-pipeline recover` again"
+                f"the topic changed while it was read: the event with sequence {record.seq} is another one, or came "
+                "twice, since the first reading. Nothing was changed; run `sla-pipeline recover` again"
             )
         yield published_record(record, place_of(event))
     if missing:
         raise FailClosed(
-            f"the topic changed while it was read: the event with sequence {min(missing)} is gone since the first reading"
-            f"{f', and {len(missing) - 1} others' if len(missing) > 1 else ''}; retention, or a deletion, removed it. Nothing was changed; "
-            "run `sla-pipeline recover` again"
+            f"the topic changed while it was read: the event with sequence {min(missing)} is gone since the first "
+            f"reading{f', and {len(missing) - 1} others' if len(missing) > 1 else ''}; retention, or a deletion, "
+            "removed it. Nothing was changed; run `sla-pipeline recover` again"
         )
 
 
 def published_record(record: BreachRecord, place: str) -> PublishedRecord:
-    """The record with the columns that its payload states. Raises ``FailClosed``, naming ``place``, when it does not state them."""
+    """The record with the columns that its payload states.
+
+    Raises ``FailClosed``, naming ``place``, when it does not state them.
+    """
     try:
         payload = json.loads(record.payload)
         return PublishedRecord(
@@ -183,9 +195,9 @@ def published_record(record: BreachRecord, place: str) -> PublishedRecord:
         )
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise FailClosed(
-            f"the event with sequence {record.seq} at {place} (ticket {record.ticket_id}) is not of this contract, so its record cannot be "
-            "written back: its value does not state Number, BreachKind, DueAt and BreachedAt. Nothing was changed; a person must decide by "
-            "hand"
+            f"the event with sequence {record.seq} at {place} (ticket {record.ticket_id}) is not of this contract, so "
+            "its record cannot be written back: its value does not state Number, BreachKind, DueAt and BreachedAt. "
+            "Nothing was changed; a person must decide by hand"
         ) from error
 
 
@@ -214,7 +226,9 @@ def _begin_offsets(settings: KafkaSettings) -> dict[int, int]:
     reports, deadline = ClientReports(), Deadline(_LOOK_UP_SECONDS)
     admin = open_admin(settings, reports)
     with translated(settings, "looking up the beginning of the topic", reports, poll=admin.poll, topic=settings.topic):
-        found = admin.list_topics(settings.topic, timeout=deadline.timeout_seconds(_LOOK_UP_SECONDS)).topics[settings.topic]
+        found = admin.list_topics(settings.topic, timeout=deadline.timeout_seconds(_LOOK_UP_SECONDS)).topics[
+            settings.topic
+        ]
         if found.error:
             raise KafkaException(found.error)
         earliest = OffsetSpec.earliest()  # type: ignore[no-untyped-call]

@@ -1,17 +1,17 @@
 """Refusals of a broker that its errors hide, read from settings, replicas and the transaction log before the first event or after a fault.
 
-librdkafka tries a refused record again until its time is up, and then reports a time-out: which replica is missing, or that the broker
-cannot begin a transaction at all, stands in no error. What does not belong here: words for the errors that do say it (``faults.py``).
+librdkafka tries a refused record again until its time is up, and then reports a time-out: which replica is missing, or
+that the broker cannot begin a transaction at all, stands in no error. What does not belong here: words for the errors
+that do say it (``faults.py``).
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from confluent_kafka import KafkaError as ClientError
-from confluent_kafka import KafkaException
+from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, ConfigResource, PartitionMetadata, ResourceType  # type: ignore[attr-defined]
 
-from sla_pipeline.errors import KafkaError, KafkaUnavailable
+from sla_pipeline.errors import KafkaSetupError, KafkaUnavailable
 from sla_pipeline.kafka.clients import ClientReports, TransactionalProducer, open_admin
 from sla_pipeline.kafka.settings import TRANSACTION_TIMEOUT_MS, KafkaSettings
 from sla_pipeline.quoting import quoted
@@ -21,7 +21,10 @@ __all__ = ["ReplicasMissing", "TopicConfig", "fence", "require_replicas", "requi
 # clocks that are kept right differ by less
 _CLOCK_DIFFERENCE_MS = 1_000
 # defaults of Kafka, which refuse no event of a clock that is right
-_USUAL_TIMES = {"message.timestamp.before.max.ms": 9_223_372_036_854_775_807, "message.timestamp.after.max.ms": 3_600_000}
+_USUAL_TIMES = {
+    "message.timestamp.before.max.ms": 9_223_372_036_854_775_807,
+    "message.timestamp.after.max.ms": 3_600_000,
+}
 _TRANSACTION_LOG = "__transaction_state"
 # bound of one look for a reason; a healthy broker answers in milliseconds
 _LOOK_SECONDS = 2.0
@@ -39,28 +42,29 @@ class TopicConfig:
     values: Mapping[str, str]
 
     def text(self, name: str) -> str:
-        """Raises ``KafkaError`` naming topic and setting when the broker did not return it."""
+        """Raises ``KafkaSetupError`` naming topic and setting when the broker did not return it."""
         if name not in self.values:
-            raise KafkaError(
-                f"the broker did not return {name} of topic {self.topic}, without which nothing can be published safely; see what "
-                f"kafka-configs.sh --describe --all --topic {self.topic} shows, and use a broker that keeps the setting"
+            raise KafkaSetupError(
+                f"the broker did not return {name} of topic {self.topic}, without which nothing can be published "
+                f"safely; see what kafka-configs.sh --describe --all --topic {self.topic} shows, and use a broker that "
+                "keeps the setting"
             )
         return self.values[name]
 
     def number(self, name: str) -> int:
-        """Raises ``KafkaError`` naming topic, setting and value when it is no whole number."""
+        """Raises ``KafkaSetupError`` naming topic, setting and value when it is no whole number."""
         text = self.text(name)
         try:
             return int(text)
         except ValueError:
-            raise KafkaError(
-                f"topic {self.topic} has {name}={quoted(text)}, which is no whole number. Run kafka-configs.sh --alter --topic "
-                f"{self.topic} --delete-config {name}"
+            raise KafkaSetupError(
+                f"topic {self.topic} has {name}={quoted(text)}, which is no whole number. Run kafka-configs.sh --alter "
+                f"--topic {self.topic} --delete-config {name}"
             ) from None
 
 
 def require_usual_times(config: TopicConfig) -> None:
-    """Raises ``KafkaError`` for a topic that refuses the time of an event that is on its way for as long as delivering may take.
+    """Raises ``KafkaSetupError`` for a topic that refuses the time of an event that is on its way for as long as delivering may take.
 
     Brokers before Kafka 3.6 have neither setting and are not looked at.
     """
@@ -69,12 +73,17 @@ def require_usual_times(config: TopicConfig) -> None:
         return
     for name, needed, why in (
         ("message.timestamp.before.max.ms", TRANSACTION_TIMEOUT_MS, "an event may take that long to arrive"),
-        ("message.timestamp.after.max.ms", _CLOCK_DIFFERENCE_MS, "the clocks of this machine and the broker may differ by that"),
+        (
+            "message.timestamp.after.max.ms",
+            _CLOCK_DIFFERENCE_MS,
+            "the clocks of this machine and the broker may differ by that",
+        ),
     ):
         if name in config.values and (limit := config.number(name)) < needed:
-            raise KafkaError(
-                f"topic {config.topic} has {name}={limit}; it must be at least {needed}, or the broker refuses events by their time: "
-                f"{why}. Run kafka-configs.sh --alter --topic {config.topic} --add-config {name}={_USUAL_TIMES[name]}"
+            raise KafkaSetupError(
+                f"topic {config.topic} has {name}={limit}; it must be at least {needed}, or the broker refuses events "
+                f"by their time: {why}. Run kafka-configs.sh --alter --topic {config.topic} --add-config "
+                f"{name}={_USUAL_TIMES[name]}"
             )
 
 
@@ -83,10 +92,13 @@ def time_limits(config: TopicConfig) -> str:
     return ", ".join(f"{name}={config.values[name]}" for name in _USUAL_TIMES if name in config.values)
 
 
-def require_replicas(where: str, topic: str, partitions: Mapping[int, PartitionMetadata], min_insync_replicas: int) -> None:
+def require_replicas(
+    where: str, topic: str, partitions: Mapping[int, PartitionMetadata], min_insync_replicas: int
+) -> None:
     """Raises ``ReplicasMissing`` naming partition, brokers and numbers when a partition would refuse a record.
 
-    Kafka never needs more replicas in sync than a partition has, whatever ``min.insync.replicas`` says (tried with 4.3.1).
+    Kafka never needs more replicas in sync than a partition has, whatever ``min.insync.replicas`` says (tried with
+    4.3.1).
     """
     for number, partition in sorted(partitions.items()):
         away = sorted(set(partition.replicas) - set(partition.isrs))
@@ -101,19 +113,21 @@ def require_replicas(where: str, topic: str, partitions: Mapping[int, PartitionM
         else:
             continue
         raise ReplicasMissing(
-            f"topic {topic} on {where} takes no records: partition {number} {state}. It passes by itself once those brokers are back"
+            f"topic {topic} on {where} takes no records: partition {number} {state}. It passes by itself once those "
+            "brokers are back"
         )
 
 
 def fence(settings: KafkaSettings, producer: TransactionalProducer, timeout: float) -> None:
     """``producer.fence``; where it only times out, the reason is looked for in the broker's transaction log.
 
-    Raises what ``producer.fence`` raises, or ``KafkaError`` or ``ReplicasMissing`` that name the setting and the numbers.
+    Raises what ``producer.fence`` raises, or ``KafkaSetupError`` or ``ReplicasMissing`` that name the setting and the
+    numbers.
     """
     try:
         producer.fence(timeout)
     except KafkaException as error:
-        if error.args[0].code() != ClientError._TIMED_OUT:
+        if error.args[0].code() != KafkaError._TIMED_OUT:
             raise
         try:
             _require_transaction_log(settings)
@@ -132,16 +146,16 @@ def _require_transaction_log(settings: KafkaSettings) -> None:
         config = _described(admin, ResourceType.TOPIC, _TRANSACTION_LOG)
         require_replicas(where, _TRANSACTION_LOG, log.partitions, int(config["min.insync.replicas"]))
         return
-    if log.error.code() != ClientError.UNKNOWN_TOPIC_OR_PART:
+    if log.error.code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
         return
     name = "transaction.state.log.replication.factor"
     # of any broker: they are set alike
     needed = int(_described(admin, ResourceType.BROKER, str(min(found.brokers)))[name])
     if needed > len(found.brokers):
-        raise KafkaError(
-            f"{where} cannot begin a transaction: its topic {_TRANSACTION_LOG} does not exist and cannot be created, because "
-            f"{name}={needed} and the number of brokers is {len(found.brokers)}. Start more brokers, or set {name}={len(found.brokers)} on "
-            "them"
+        raise KafkaSetupError(
+            f"{where} cannot begin a transaction: its topic {_TRANSACTION_LOG} does not exist and cannot be created, "
+            f"because {name}={needed} and the number of brokers is {len(found.brokers)}. Start more brokers, or set "
+            f"{name}={len(found.brokers)} on them"
         )
 
 

@@ -1,7 +1,7 @@
 """The exactly-once relay: publishes what waits in the outbox, takeover by takeover, within one bound in time (SPEC 3.3, 5.6).
 
-What belongs here: the lock, the loop, the time. What does not: the steps of a takeover and why they are safe (``takeover.py``), SQL
-(``postgres/``), mending a contradiction (``recovery.py``).
+What belongs here: the lock, the loop, the time. What does not: the steps of a takeover and why they are safe
+(``takeover.py``), SQL (``postgres/``), mending a contradiction (``recovery.py``).
 """
 
 import logging
@@ -22,7 +22,9 @@ __all__ = ["PUBLISH_SECONDS", "STEPS", "TRANSACTION_LIMIT", "Outbox", "Relay"]
 _log = logging.getLogger(__name__)
 
 TRANSACTION_LIMIT = 10_000
-"""The most events of one transaction: a whole cycle at its default ceiling, since a transaction costs 40 ms before its first event."""
+"""The most events of one transaction: a whole cycle at its default ceiling, since a transaction costs 40 ms before its
+first event.
+"""
 
 # a cycle with Kafka away must still end in under 30 s, marking included (SPEC 3.3)
 PUBLISH_SECONDS = 20.0
@@ -36,7 +38,8 @@ _MIN_SECONDS_FOR_A_TAKEOVER = 5.0
 class Relay:
     """Publishes an outbox. Keeps its readers and its admin client between the takeovers of a cycle; one thread uses it at a time.
 
-    ``on_step`` is called at the end of each step with its name (``STEPS``); ``transaction_limit`` is the most events of one transaction.
+    ``on_step`` is called at the end of each step with its name (``STEPS``); ``transaction_limit`` is the most events of
+    one transaction.
     """
 
     def __init__(
@@ -59,11 +62,11 @@ class Relay:
     ) -> PublishTotals:
         """Checks both topics, then publishes what waits, leftovers of earlier cycles first, until nothing waits or time is nearly up.
 
-        ``seconds`` bound all that is done with Kafka. The topics are checked with nothing waiting too, so that an idle cycle finds a
-        wrong setting before the first event does. ``run_id`` is noted in the progress record. ``totals`` is filled as transactions
-        commit, so that a caller keeps the count of an attempt that ends in an error. Raises ``PublisherBusy``, ``PublisherFenced`` or
-        ``KafkaUnavailable``, after which the next cycle goes on by itself; ``KafkaError`` or ``FailClosed``, for which a person must act;
-        or what the outbox raises.
+        ``seconds`` bound all that is done with Kafka. The topics are checked with nothing waiting too, so that an idle
+        cycle finds a wrong setting before the first event does. ``run_id`` is noted in the progress record. ``totals``
+        is filled as transactions commit, so that a caller keeps the count of an attempt that ends in an error. Raises
+        ``PublisherBusy``, ``PublisherFenced`` or ``KafkaUnavailable``, after which the next cycle goes on by itself;
+        ``KafkaSetupError`` or ``FailClosed``, for which a person must act; or what the outbox raises.
         """
         totals = totals if totals is not None else PublishTotals()
         deadline = Deadline(seconds)
@@ -95,7 +98,9 @@ class Relay:
                     _log.warning("trying again with at most %d events in the transaction: %s", limit, error)
                 else:
                     aborted = takeover.aborted
-                    if aborted is None and (_nothing_waits(outbox) or deadline.remaining_seconds() < _MIN_SECONDS_FOR_A_TAKEOVER):
+                    if aborted is None and (
+                        _nothing_waits(outbox) or deadline.remaining_seconds() < _MIN_SECONDS_FOR_A_TAKEOVER
+                    ):
                         return totals
         finally:
             _give_back_lock(outbox)
@@ -108,7 +113,9 @@ class Relay:
     def __enter__(self) -> "Relay":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def _take_lock(self, outbox: Outbox, deadline: Deadline) -> None:
@@ -116,15 +123,18 @@ class Relay:
         while not outbox.try_lock():
             if not patience.remaining_seconds():
                 raise PublisherBusy(
-                    f"another publisher has held the relay's lock in Postgres for more than {self._lock_seconds:g} s; it publishes these "
-                    "records, or the next cycle does once its session has ended"
+                    f"another publisher has held the relay's lock in Postgres for more than {self._lock_seconds:g} s; "
+                    "it publishes these records, or the next cycle does once its session has ended"
                 )
             time.sleep(_LOCK_POLL_SECONDS)
 
 
 def _nothing_waits(outbox: Outbox) -> bool:
-    """Whether every record is published. The copy of the position is read first: both numbers only grow, so equal means equal."""
-    return outbox.published_seq() == outbox.next_seq()
+    """Whether every record is published.
+
+    The copy of the position is read first: both numbers only grow, so equal means equal.
+    """
+    return outbox.published_seq() == outbox.last_seq()
 
 
 def _give_back_lock(outbox: Outbox) -> None:

@@ -2,11 +2,12 @@
 
 What does not belong here: which records these are (``recovery.py``).
 
-The events go out in transactions of a bounded size under the publisher's own ``transactional.id``, one producer each. Every transaction
-also holds a progress record that states the same position as before. It makes two recoveries, or a recovery and a publisher, exclude
-each other even where the lock in Postgres was lost unnoticed: whoever commits anything writes a progress record, so a transaction begins
-only while the newest one, read behind the fence, is still the one that was there when the topic was read, or the one that the previous
-transaction wrote. From the fence on, nobody else can commit. After a crash the next recovery reads the topic and finds fewer missing.
+The events go out in transactions of a bounded size under the publisher's own ``transactional.id``, one producer each.
+Every transaction also holds a progress record that states the same position as before. It makes two recoveries, or a
+recovery and a publisher, exclude each other even where the lock in Postgres was lost unnoticed: whoever commits
+anything writes a progress record, so a transaction begins only while the newest one, read behind the fence, is still
+the one that was there when the topic was read, or the one that the previous transaction wrote. From the fence on,
+nobody else can commit. After a crash the next recovery reads the topic and finds fewer missing.
 """
 
 from collections.abc import Iterator, Sequence
@@ -47,8 +48,8 @@ def republish(
 ) -> None:
     """Publishes the records with the sequences ``missing``, in order, as they are in Postgres, with the header ``republished-by``.
 
-    ``standing`` is the progress record that was the newest, behind a fence, when the topic was read. Raises ``PublisherFenced`` when it is
-    no longer; what was committed until then stays, and is not missing any more.
+    ``standing`` is the progress record that was the newest, behind a fence, when the topic was read. Raises
+    ``PublisherFenced`` when it is no longer; what was committed until then stays, and is not missing any more.
     """
     largest_batch_bytes = check_topics(settings).max_message_bytes
     records = missing_records(outbox, missing)
@@ -57,7 +58,9 @@ def republish(
         producer = TransactionalProducer(settings, largest_batch_bytes=largest_batch_bytes)
         try:
             with translated(settings, "publishing missing events again", producer.reports, topic=settings.topic):
-                standing = _transact(settings, outbox, producer, batch, standing=standing, run_id=run_id, deadline=deadline)
+                standing = _transact(
+                    settings, outbox, producer, batch, standing=standing, run_id=run_id, deadline=deadline
+                )
         finally:
             producer.drop()
         done += len(batch)
@@ -66,7 +69,10 @@ def republish(
 
 
 def missing_records(outbox: Outbox, missing: Sequence[range]) -> Iterator[BreachRecord]:
-    """The records with these sequences, in order, a page in memory at a time. Raises ``FailClosed`` when one is gone."""
+    """The records with these sequences, in order, a page in memory at a time.
+
+    Raises ``FailClosed`` when one is gone.
+    """
     sequences = chain.from_iterable(missing)
     seq = next(sequences, None)
     while seq is not None:
@@ -74,7 +80,9 @@ def missing_records(outbox: Outbox, missing: Sequence[range]) -> Iterator[Breach
         last = max(page, default=seq)
         while seq is not None and seq <= last:
             if seq not in page:
-                raise FailClosed(f"breach record {seq} was deleted meanwhile, so its event cannot be published again; run it again")
+                raise FailClosed(
+                    f"breach record {seq} was deleted meanwhile, so its event cannot be published again; run it again"
+                )
             yield page[seq]
             seq = next(sequences, None)
 
@@ -99,15 +107,20 @@ def _transact(
         reader.close()
     if not outbox.holds_lock() or newest != standing:
         raise PublisherFenced(
-            f"another publisher, or another `sla-pipeline recover`, has taken over meanwhile; records {records[0].seq} to "
-            f"{records[-1].seq} and what follows were not published by this one, run it again"
+            f"another publisher, or another `sla-pipeline recover`, has taken over meanwhile; records {records[0].seq} "
+            f"to {records[-1].seq} and what follows were not published by this one, run it again"
         )
     producer.begin()
     for record in records:
-        headers = [*event_headers(correlation_id=record.correlation_id, outbox_seq=record.seq), (REPUBLISHED_HEADER, run_id.encode())]
+        headers = [
+            *event_headers(correlation_id=record.correlation_id, outbox_seq=record.seq),
+            (REPUBLISHED_HEADER, run_id.encode()),
+        ]
         _with_room(producer, deadline, settings.topic, record.payload, event_key(record.ticket_id), headers=headers)
     written = Progress.standing_at(standing.seq, standing.digest, run_id)
-    _with_room(producer, deadline, settings.progress_topic, written.to_json(), PROGRESS_KEY, partition=PROGRESS_PARTITION)
+    _with_room(
+        producer, deadline, settings.progress_topic, written.to_json(), PROGRESS_KEY, partition=PROGRESS_PARTITION
+    )
     producer.deliver(deadline.timeout_seconds(_DELIVERY_SECONDS))
     producer.commit(deadline.timeout_seconds(_CALL_SECONDS))
     return written
@@ -123,7 +136,9 @@ def _with_room(
     headers: Sequence[tuple[str, bytes]] = (),
     partition: int = ANY_PARTITION,
 ) -> None:
-    """Hands a record over, when need be after delivering what is queued: the client may be configured to hold less than a transaction."""
+    """Hands a record over, when need be after delivering what is queued: the client may be configured to hold less
+    than a transaction.
+    """
     try:
         producer.produce(topic, value, key, headers=headers, partition=partition)
     except BufferError:

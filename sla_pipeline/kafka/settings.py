@@ -1,7 +1,7 @@
 """Where Kafka is, what the topic is called, and the configuration of every client this package opens.
 
-What belongs here: the validated settings and the configuration dictionaries, each constant with its reason. What does not: opening a
-client (``clients.py``), or the settings of the topics themselves (``topics.py``).
+What belongs here: the validated settings and the configuration dictionaries, each constant with its reason. What does
+not: opening a client (``clients.py``), or the settings of the topics themselves (``topics.py``).
 """
 
 import json
@@ -41,14 +41,17 @@ _WHOLE_NUMBER = re.compile(r"[0-9]{1,10}")
 # a larger one overflows inside the client library, which then goes by another number than we do
 _HIGHEST_NUMBER = 2_147_483_647
 
-# bounds how long a dead publisher's open transaction holds back every read_committed consumer (37-40 s with the broker's own scan), and
-# how long a delivery is tried; below the broker's default ceiling (transaction.max.timeout.ms, 15 min) and shorter than a cycle's period
+# bounds how long a dead publisher's open transaction holds back every read_committed consumer (37-40 s with the
+# broker's own scan), and how long a delivery is tried; below the broker's default ceiling (transaction.max.timeout.ms,
+# 15 min) and shorter than a cycle's period
 TRANSACTION_TIMEOUT_MS = 30_000
 # the broker's port is often closed for a moment only: 18 instead of 57 ms for a takeover's connection
 _RECONNECT_BACKOFF_MS = 10
-# how long the broker holds an empty fetch: the end of a partition is told one fetch after its last record, so every progress read pays it
+# how long the broker holds an empty fetch: the end of a partition is told one fetch after its last record, so every
+# progress read pays it
 _FETCH_WAIT_MS = 10
-# how much a consumer may hold ahead of its reader: keeps a read of a million events in bounded memory at no loss of speed
+# how much a consumer may hold ahead of its reader: keeps a read of a million events in bounded memory at no loss of
+# speed
 _PREFETCH_KBYTES = 16_384
 # librdkafka's defaults: the relay must know what its queue holds and how large a piece it sends
 _QUEUE_MESSAGES = 100_000
@@ -128,26 +131,27 @@ class KafkaSettings:
             found = _SERVER.fullmatch(server)
             if not found or not 0 < int(found[1]) <= _HIGHEST_PORT:
                 raise ConfigurationError(
-                    f"the Kafka bootstrap servers ({BOOTSTRAP_SERVERS_VARIABLE}) hold {quoted(server)}; write them as host:port, "
-                    "separated by commas"
+                    f"the Kafka bootstrap servers ({BOOTSTRAP_SERVERS_VARIABLE}) hold {quoted(server)}; write them as "
+                    "host:port, separated by commas"
                 )
         object.__setattr__(self, "bootstrap_servers", ",".join(servers))
         if not _TOPIC_NAME.fullmatch(self.topic) or self.topic in (".", ".."):
             raise ConfigurationError(
-                f"the Kafka topic ({TOPIC_VARIABLE}) is {quoted(self.topic)}; use at most 200 letters, digits, dots, underscores and dashes"
+                f"the Kafka topic ({TOPIC_VARIABLE}) is {quoted(self.topic)}; use at most 200 letters, digits, dots, "
+                "underscores and dashes"
             )
         for key, value in self.client_config.items():
             if not (_is_plain_text(key) and _is_plain_text(value)):
                 # such a key ends the process inside the client library, such a value is cut off there
                 raise ConfigurationError(
-                    f"{CLIENT_CONFIG_VARIABLE}: the setting {quoted(key)} holds a NUL or half of a surrogate pair, in its name or in its "
-                    "value; write plain text"
+                    f"{CLIENT_CONFIG_VARIABLE}: the setting {quoted(key)} holds a NUL or half of a surrogate pair, in "
+                    "its name or in its value; write plain text"
                 )
         reserved = sorted(_RESERVED & self.client_config.keys())
         if reserved:
             raise ConfigurationError(
-                f"the further client settings ({CLIENT_CONFIG_VARIABLE}) set {', '.join(reserved)}: exactly-once publishing rests on the "
-                "value that this package gives it; leave it out"
+                f"the further client settings ({CLIENT_CONFIG_VARIABLE}) set {', '.join(reserved)}: exactly-once "
+                "publishing rests on the value that this package gives it; leave it out"
             )
         object.__setattr__(self, "client_config", dict(self.client_config))
         for key in ("queue.buffering.max.messages", "queue.buffering.max.kbytes", "batch.size"):
@@ -155,7 +159,10 @@ class KafkaSettings:
 
     def __repr__(self) -> str:
         masked = ", ".join(f"{key}=***" for key in sorted(self.client_config))
-        return f"KafkaSettings(bootstrap_servers={self.bootstrap_servers!r}, topic={self.topic!r}, client_config={{{masked}}})"
+        return (
+            f"KafkaSettings(bootstrap_servers={self.bootstrap_servers!r}, topic={self.topic!r}, "
+            f"client_config={{{masked}}})"
+        )
 
     @property
     def progress_topic(self) -> str:
@@ -191,7 +198,8 @@ class KafkaSettings:
         text = self.client_config.get(key, str(default))
         if not _WHOLE_NUMBER.fullmatch(text) or not 0 < int(text) <= _HIGHEST_NUMBER:
             raise ConfigurationError(
-                f"{CLIENT_CONFIG_VARIABLE}: {key} is {quoted(text)}; it must be a whole number above 0, at most {_HIGHEST_NUMBER}"
+                f"{CLIENT_CONFIG_VARIABLE}: {key} is {quoted(text)}; it must be a whole number above 0, at most "
+                f"{_HIGHEST_NUMBER}"
             )
         return int(text)
 
@@ -211,7 +219,8 @@ class KafkaSettings:
         servers = variable(BOOTSTRAP_SERVERS_VARIABLE, environment)
         if not servers:
             raise ConfigurationError(
-                f"{BOOTSTRAP_SERVERS_VARIABLE} is not set; set it to Kafka's addresses, such as kafka-1:9092,kafka-2:9092"
+                f"{BOOTSTRAP_SERVERS_VARIABLE} is not set; set it to Kafka's addresses, such as "
+                "kafka-1:9092,kafka-2:9092"
             )
         return cls(
             bootstrap_servers=servers,
@@ -229,16 +238,23 @@ def _is_plain_text(text: str) -> bool:
 
 
 def _parse_client_config(text: str) -> dict[str, str]:
-    """The JSON object of scalars in ``text``, every value as librdkafka spells it. The text may hold a password: no error quotes it."""
+    """The JSON object of scalars in ``text``, every value as librdkafka spells it.
+
+    The text may hold a password: no error quotes it.
+    """
     if not text.strip():
         return {}
     remedy = 'write a JSON object of texts, numbers and booleans, such as {"security.protocol": "SASL_SSL"}'
     try:
         parsed = json.loads(text)
     except json.JSONDecodeError as error:
-        raise ConfigurationError(f"{CLIENT_CONFIG_VARIABLE} is not JSON (line {error.lineno}, column {error.colno}); {remedy}") from None
+        raise ConfigurationError(
+            f"{CLIENT_CONFIG_VARIABLE} is not JSON (line {error.lineno}, column {error.colno}); {remedy}"
+        ) from None
     except (ValueError, RecursionError):
-        raise ConfigurationError(f"{CLIENT_CONFIG_VARIABLE} holds too long a number or brackets too deep; {remedy}") from None
+        raise ConfigurationError(
+            f"{CLIENT_CONFIG_VARIABLE} holds too long a number or brackets too deep; {remedy}"
+        ) from None
     if not isinstance(parsed, dict):
         raise ConfigurationError(f"{CLIENT_CONFIG_VARIABLE} is a JSON {type(parsed).__name__}, not an object; {remedy}")
     config = {}
@@ -265,15 +281,20 @@ def _common(settings: KafkaSettings) -> ClientConfig:
 
 
 def producer_config(settings: KafkaSettings, *, largest_batch_bytes: int | None = None) -> ClientConfig:
-    """The configuration of a transactional producer. ``largest_batch_bytes`` is the event topic's ``max.message.bytes``, where known."""
+    """The configuration of a transactional producer.
+
+    ``largest_batch_bytes`` is the event topic's ``max.message.bytes``, where known.
+    """
     return {
         **_common(settings),
         # the only codec that every client can read: KafkaJS, for one, stops at LZ4, Snappy and Zstandard
         "compression.type": "none",
         **settings.client_config,
-        # the broker's limit holds for a whole batch: with larger ones a topic of small messages would refuse small events too
+        # the broker's limit holds for a whole batch: with larger ones a topic of small messages would refuse small
+        # events too
         "batch.size": min(settings.batch_bytes, largest_batch_bytes or settings.batch_bytes),
-        # what fences: the same name for every publisher of an environment. It brings enable.idempotence and acks=all with it
+        # what fences: the same name for every publisher of an environment. It brings enable.idempotence and acks=all
+        # with it
         "transactional.id": settings.transactional_id,
         "transaction.timeout.ms": TRANSACTION_TIMEOUT_MS,
         # the Java client's, so that a ticket has one partition whoever writes
@@ -286,8 +307,8 @@ def producer_config(settings: KafkaSettings, *, largest_batch_bytes: int | None 
 def consumer_config(settings: KafkaSettings, *, isolation_level: str) -> ClientConfig:
     """The configuration of a consumer that is given its partitions and never commits.
 
-    ``isolation_level`` is ``read_committed`` for records, ``read_uncommitted`` for the end of a partition: a read_committed client tells
-    the last stable offset instead, which may be 0 with a record there.
+    ``isolation_level`` is ``read_committed`` for records, ``read_uncommitted`` for the end of a partition: a
+    read_committed client tells the last stable offset instead, which may be 0 with a record there.
     """
     return {
         **_common(settings),

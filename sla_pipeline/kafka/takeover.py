@@ -1,29 +1,30 @@
 """One takeover: one producer, one transaction, every step of exactly-once in its order (SPEC 5.6, 7.2).
 
-The position is kept in Kafka, in the same transaction as the events it speaks of; Postgres holds only a copy of it. So there is no
-moment in which an event is out and its position is not. The steps, and why they come in this order:
+The position is kept in Kafka, in the same transaction as the events it speaks of; Postgres holds only a copy of it. So
+there is no moment in which an event is out and its position is not. The steps, and why they come in this order:
 
-- ``locked``: the advisory lock in Postgres is ours. For liveness alone: without it two publishers would fence each other for ever, yet
-  double nothing. The copy of the position is read now, before Kafka is touched.
+- ``locked``: the advisory lock in Postgres is ours. For liveness alone: without it two publishers would fence each
+  other for ever, yet double nothing. The copy of the position is read now, before Kafka is touched.
 - ``connected``: a new producer has its connection, and both topics are still there.
-- ``fenced``: ``init_transactions`` has shut out every publisher before us, and what one had left open is committed or aborted. No position
-  read before this could be trusted: a paused publisher might still commit. Then the lock is looked at again.
-  A transaction of ours that the broker never ended is aborted here, if nothing of it is visible (``hanging.py``); then this takeover ends,
-  and the next one goes on.
+- ``fenced``: ``init_transactions`` has shut out every publisher before us, and what one had left open is committed or
+  aborted. No position read before this could be trusted: a paused publisher might still commit. Then the lock is looked
+  at again. A transaction of ours that the broker never ended is aborted here, if nothing of it is visible
+  (``hanging.py``); then this takeover ends, and the next one goes on.
 - ``progress_read``: the position, read to the true end of its topic.
-- ``rows_read``: how many records exist, read after the position, and the records themselves. Both numbers only grow, so in this order a
-  contradiction is never a race; any contradiction ends here, with nothing sent (``agreement.py``).
-- ``begun``, ``produced``, ``flushed``: one transaction with the events and the new position. Events are handed over step by step, as
-  many as can be delivered in time (``pace.py``); the position comes last and covers exactly those, so the rest waits for the next
-  transaction. Any raise of ``produce`` ends the takeover: a commit after it would succeed, without the record. Every delivery must have
-  succeeded.
+- ``rows_read``: how many records exist, read after the position, and the records themselves. Both numbers only grow, so
+  in this order a contradiction is never a race; any contradiction ends here, with nothing sent (``agreement.py``).
+- ``begun``, ``produced``, ``flushed``: one transaction with the events and the new position. Events are handed over
+  step by step, as many as can be delivered in time (``pace.py``); the position comes last and covers exactly those, so
+  the rest waits for the next transaction. Any raise of ``produce`` ends the takeover: a commit after it would succeed,
+  without the record. Every delivery must have succeeded.
 - ``committed``: with a time-out, which may be finite because this producer is never asked again.
 - ``advanced``: the copy in Postgres follows.
 
-One transaction for one producer: librdkafka ends transactions by the older protocol, in which a late commit of an earlier transaction
-can end a later one of the same producer. An exception anywhere leaves the outcome unknown, whatever it says: the same time-out was seen
-with the transaction committed and aborted. The producer is let go without abort or close, and the next takeover reads back what became
-of it. What does not belong here: when to take over and how often (``relay.py``), and mending a contradiction (``recovery.py``).
+One transaction for one producer: librdkafka ends transactions by the older protocol, in which a late commit of an
+earlier transaction can end a later one of the same producer. An exception anywhere leaves the outcome unknown, whatever
+it says: the same time-out was seen with the transaction committed and aborted. The producer is let go without abort or
+close, and the next takeover reads back what became of it. What does not belong here: when to take over and how often
+(``relay.py``), and mending a contradiction (``recovery.py``).
 """
 
 import logging
@@ -32,7 +33,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate, takewhile
 
 from sla_pipeline.cycle import BreachRecord, OnStep, PublishTotals
-from sla_pipeline.errors import KafkaError, KafkaUnavailable, PublisherFenced
+from sla_pipeline.errors import KafkaSetupError, KafkaUnavailable, PublisherFenced
 from sla_pipeline.event import event_headers, event_key
 from sla_pipeline.kafka.agreement import require_agreement, require_progress, waiting_records
 from sla_pipeline.kafka.clients import TransactionalProducer
@@ -67,14 +68,15 @@ _DOING_AFTER = {
 STEPS = tuple(step for step in _DOING_AFTER if step)
 """The names that ``on_step`` is called with, in order."""
 
-# no single call waits longer; what is healthy answers in milliseconds, and after two limping calls there is time for a third
+# no single call waits longer; what is healthy answers in milliseconds, and after two limping calls there is time for a
+# third
 _CALL_SECONDS = 8.0
 # a look for the reason of a refusal, on top of the attempt's own time; a healthy broker answers in milliseconds
 _REFUSAL_SECONDS = 2.0
 # to abort a hanging transaction and to publish its events again takes under a second on a healthy broker
 _ABORT_SECONDS = 5.0
-# delivering gets this share of what is left, and no more than this: the commit and the next position must fit into the rest, and the
-# whole transaction into transaction.timeout.ms (30 s)
+# delivering gets this share of what is left, and no more than this: the commit and the next position must fit into the
+# rest, and the whole transaction into transaction.timeout.ms (30 s)
 _DELIVERY_SHARE = 0.6
 _DELIVERY_SECONDS = 12.0
 # key, headers and the client's own bookkeeping of one record, generously
@@ -85,11 +87,14 @@ def _size_bytes(record: BreachRecord) -> int:
     return len(record.payload) + _RECORD_OVERHEAD_BYTES
 
 
-def fitting_records(records: Sequence[BreachRecord], pace: Pace, *, queue_messages: int, queue_bytes: int) -> list[BreachRecord]:
+def fitting_records(
+    records: Sequence[BreachRecord], pace: Pace, *, queue_messages: int, queue_bytes: int
+) -> list[BreachRecord]:
     """The first of ``records`` that ``pace`` allows in one step and the client's queue holds along with a progress record.
 
-    A full queue would end this takeover, and every later one too, so a step is never larger than the queue; a record that does not fit
-    into it even alone is tried as the first of a transaction only, which it then ends. None means that the transaction ends here.
+    A full queue would end this takeover, and every later one too, so a step is never larger than the queue; a record
+    that does not fit into it even alone is tried as the first of a transaction only, which it then ends. None means
+    that the transaction ends here.
     """
     within = records[: max(1, min(pace.most_records, queue_messages - 1))]
     sizes = accumulate(map(_size_bytes, within))
@@ -103,8 +108,9 @@ def fitting_records(records: Sequence[BreachRecord], pace: Pace, *, queue_messag
 class Takeover:
     """One attempt. ``topics`` and ``reader`` are the relay's, kept between the takeovers of a cycle; all else ends with this object.
 
-    ``event_topic`` is what this cycle's check of the topics found; ``aborted_before`` the hanging transaction that the takeover before this
-    one gave up. ``aborted`` is the one that this takeover gave up: then it published nothing, and another one must follow.
+    ``event_topic`` is what this cycle's check of the topics found; ``aborted_before`` the hanging transaction that the
+    takeover before this one gave up. ``aborted`` is the one that this takeover gave up: then it published nothing, and
+    another one must follow.
     """
 
     settings: KafkaSettings
@@ -135,7 +141,8 @@ class Takeover:
     def run(self, totals: PublishTotals) -> None:
         """Publishes up to ``transaction_limit`` waiting records and counts them in ``totals`` once they are committed.
 
-        Raises our own errors (``faults.translate``), or any other as it is. Whatever is raised, the producer is gone and the reader closed.
+        Raises our own errors (``faults.translate``), or any other as it is. Whatever is raised, the producer is gone
+        and the reader closed.
         """
         ended_well = False
         try:
@@ -143,7 +150,7 @@ class Takeover:
             ended_well = True
         except Exception as error:
             ours = self._translated(error)
-            if self._step in ("begun", "produced") and isinstance(ours, KafkaError | KafkaUnavailable):
+            if self._step in ("begun", "produced") and isinstance(ours, KafkaSetupError | KafkaUnavailable):
                 ours = self._refusal() or ours
             if ours is None or ours is error:
                 raise
@@ -182,7 +189,9 @@ class Takeover:
             totals.transactions += 1
             self._did("committed")
         elif progress.seq > published_before:
-            _log.info("run %s had published up to sequence %d, which Postgres did not know yet", progress.run, progress.seq)
+            _log.info(
+                "run %s had published up to sequence %d, which Postgres did not know yet", progress.run, progress.seq
+            )
 
         self.outbox.advance(records[-1].seq if records else progress.seq)
         self._did("advanced")
@@ -199,13 +208,14 @@ class Takeover:
         if self.aborted_before is not None or self.deadline.remaining_seconds() < _ABORT_SECONDS:
             # whoever aborts must also publish again: until then, Postgres may hold a position that Kafka does not know
             raise KafkaUnavailable(
-                f"a transaction in {hanging.where} on Kafka at {self.settings.bootstrap_servers} has no end, and could not be aborted in "
-                "time; the next cycle tries again"
+                f"a transaction in {hanging.where} on Kafka at {self.settings.bootstrap_servers} has no end, and could "
+                "not be aborted in time; the next cycle tries again"
             )
         progress = require_progress(self.reader.read(self.deadline, behind_fence=False), self.settings.progress_topic)
         require_invisible(self.settings, self.event_topic, hanging, progress, self.deadline)
         _log.warning(
-            "the broker never ended a transaction in %s (KAFKA-20734); nothing of it is visible, so it is aborted, and published again",
+            "the broker never ended a transaction in %s (KAFKA-20734); nothing of it is visible, so it is aborted, "
+            "and published again",
             hanging.where,
         )
         abort_hanging(producer, hanging, self.deadline)
@@ -214,19 +224,22 @@ class Takeover:
     def _require_lock(self) -> None:
         if not self.outbox.holds_lock():
             raise PublisherFenced(
-                "the relay's lock in Postgres was lost while taking over, because its session was cut; another publisher may have gone on"
+                "the relay's lock in Postgres was lost while taking over, because its session was cut; another "
+                "publisher may have gone on"
             )
 
     def _waiting(self, progress: Progress, published_before: int) -> list[BreachRecord]:
-        next_seq = self.outbox.next_seq()
+        last_seq = self.outbox.last_seq()
         published_before = self._without_aborted(progress, published_before)
-        require_agreement(progress, published_before=published_before, next_seq=next_seq)
+        require_agreement(progress, published_before=published_before, last_seq=last_seq)
         # the published row too, to know it again
         from_seq, limit = (progress.seq, self.transaction_limit + 1) if progress.seq else (1, self.transaction_limit)
-        return waiting_records(progress, self.outbox.records_from(from_seq, limit), next_seq=next_seq)
+        return waiting_records(progress, self.outbox.records_from(from_seq, limit), last_seq=last_seq)
 
     def _without_aborted(self, progress: Progress, published_before: int) -> int:
-        """The copy of the position, less what the takeover before this one aborted: its commit may have been answered, and noted."""
+        """The copy of the position, less what the takeover before this one aborted: its commit may have been
+        answered, and noted.
+        """
         given_up = self.aborted_before.progress if self.aborted_before else None
         if given_up and given_up.first == progress.seq + 1 and progress.seq < published_before <= given_up.seq:
             return progress.seq
@@ -296,11 +309,13 @@ class Takeover:
             ),
         )
 
-    def _refusal(self) -> KafkaError | ReplicasMissing | None:
-        """What the topics' check finds now, after events were not taken: the client reports a refusal that it tries again as a time-out."""
+    def _refusal(self) -> KafkaSetupError | ReplicasMissing | None:
+        """What the topics' check finds now, after events were not taken: the client reports a refusal that it tries
+        again as a time-out.
+        """
         try:
             self.topics.check(Deadline(_REFUSAL_SECONDS))
-        except (KafkaError, ReplicasMissing) as found:
+        except (KafkaSetupError, ReplicasMissing) as found:
             return found
         except KafkaUnavailable:
             pass

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
-from confluent_kafka import KafkaError as ClientError
+from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AdminClient,
     ConfigResource,
@@ -21,7 +20,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     ResourceType,
 )
 
-from sla_pipeline.errors import FailClosed, KafkaError
+from sla_pipeline.errors import FailClosed, KafkaSetupError
 from sla_pipeline.kafka.clients import ClientReports, open_admin, partitions_of, translated
 from sla_pipeline.kafka.deadline import Deadline
 from sla_pipeline.kafka.progress import PROGRESS_PARTITION, RECOVERY, Progress, ProgressReader, write_progress
@@ -38,13 +37,13 @@ _SETTLING_POLL_SECONDS = 0.05
 _SETTLING_SECONDS = 3.0
 # what a broker answers about a partition that is new to it, or whose leader is just changing
 _NOT_YET_KNOWN = (
-    ClientError.UNKNOWN_TOPIC_OR_PART,
-    ClientError.LEADER_NOT_AVAILABLE,
-    ClientError.NOT_LEADER_FOR_PARTITION,
-    ClientError.UNKNOWN_LEADER_EPOCH,
-    ClientError.FENCED_LEADER_EPOCH,
-    ClientError.OFFSET_NOT_AVAILABLE,
-    ClientError._NOENT,
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.UNKNOWN_LEADER_EPOCH,
+    KafkaError.FENCED_LEADER_EPOCH,
+    KafkaError.OFFSET_NOT_AVAILABLE,
+    KafkaError._NOENT,
 )
 # with three replicas, two must have an event before it counts: one broker may die without a loss or a stop
 _REPLICAS_FOR_TWO_IN_SYNC = 3
@@ -81,7 +80,9 @@ class TopicChecker:
         self._admin: AdminClient | None = None
 
     def check(self, deadline: Deadline) -> EventTopic:
-        """Raises ``KafkaError`` that names topic, setting, value and remedy; ``KafkaUnavailable`` when there is no answer."""
+        """Raises ``KafkaSetupError`` that names topic, setting, value and remedy; ``KafkaUnavailable`` when there is no
+        answer.
+        """
         admin, topics = self._client(), (self._settings.topic, self._settings.progress_topic)
         # half of the time at most, so that time is left to report the fault
         settling = Deadline(min(_SETTLING_SECONDS, deadline.remaining_seconds() / 2))
@@ -116,14 +117,19 @@ class TopicChecker:
         configs = {}
         timeout = deadline.timeout_seconds(_CALL_SECONDS)
         for resource, future in admin.describe_configs(resources, request_timeout=timeout).items():
-            with translated(self._settings, "reading the topics' settings", self._reports, poll=admin.poll, topic=resource.name):
+            with translated(
+                self._settings, "reading the topics' settings", self._reports, poll=admin.poll, topic=resource.name
+            ):
                 configs[resource.name] = {name: str(entry.value) for name, entry in _answer(future, timeout).items()}
         return configs
 
     def unended(self, event_topic: EventTopic, deadline: Deadline) -> list[TopicPartition]:
         """Partitions with records of a transaction that has no end, each with the offset of the first one."""
         places = [(self._settings.topic, partition) for partition in range(event_topic.partition_count)]
-        asked = {TopicPartition(*place): _latest() for place in (*places, (self._settings.progress_topic, PROGRESS_PARTITION))}
+        asked = {
+            TopicPartition(*place): _latest()
+            for place in (*places, (self._settings.progress_topic, PROGRESS_PARTITION))
+        }
 
         def look() -> list[TopicPartition]:
             admin, timeout = self._client(), deadline.timeout_seconds(_CALL_SECONDS)
@@ -131,8 +137,13 @@ class TopicChecker:
                 admin.list_offsets(asked, isolation_level=level, request_timeout=timeout)
                 for level in (IsolationLevel.READ_COMMITTED, IsolationLevel.READ_UNCOMMITTED)
             )
-            found = [(place, _answer(future, timeout).offset, _answer(ends[place], timeout).offset) for place, future in stable.items()]
-            return [TopicPartition(place.topic, place.partition, offset) for place, offset, end in found if offset < end]
+            found = [
+                (place, _answer(future, timeout).offset, _answer(ends[place], timeout).offset)
+                for place, future in stable.items()
+            ]
+            return [
+                TopicPartition(place.topic, place.partition, offset) for place, offset, end in found if offset < end
+            ]
 
         with translated(self._settings, "looking for transactions without an end", self._reports):
             # a client that has seen a partition's leader goes on to ask it; a new one looks it up
@@ -148,43 +159,54 @@ def _answer(future: "Future[_Answer]", timeout: float) -> _Answer:
     try:
         return future.result(timeout + _GRACE_SECONDS)
     except TimeoutError as error:
-        raise KafkaException(ClientError(ClientError._TIMED_OUT, f"no answer after {timeout:.1f} s")) from error
+        raise KafkaException(KafkaError(KafkaError._TIMED_OUT, f"no answer after {timeout:.1f} s")) from error
 
 
 def _judged(
-    settings: KafkaSettings, partitions: Mapping[str, Mapping[int, PartitionMetadata]], configs: Mapping[str, Mapping[str, str]]
+    settings: KafkaSettings,
+    partitions: Mapping[str, Mapping[int, PartitionMetadata]],
+    configs: Mapping[str, Mapping[str, str]],
 ) -> EventTopic:
     """The event topic's facts.
 
-    Raises ``KafkaError`` for a setting under which events would be lost, doubled or refused, ``ReplicasMissing`` for too few replicas.
+    Raises ``KafkaSetupError`` for a setting under which events would be lost, doubled or refused, ``ReplicasMissing`` for
+    too few replicas.
     """
-    progress, event = (TopicConfig(topic, configs.get(topic, {})) for topic in (settings.progress_topic, settings.topic))
+    progress, event = (
+        TopicConfig(topic, configs.get(topic, {})) for topic in (settings.progress_topic, settings.topic)
+    )
     progress_partitions = len(partitions[settings.progress_topic])
     progress_policy, event_policy = progress.text("cleanup.policy"), event.text("cleanup.policy")
     if progress_partitions != 1:
-        raise KafkaError(
-            f"topic {settings.progress_topic} has {progress_partitions} partitions; it must have 1, or its newest record "
-            f"is not defined. Delete it and follow {RECOVERY}"
+        raise KafkaSetupError(
+            f"topic {settings.progress_topic} has {progress_partitions} partitions; it must have 1, or its newest "
+            f"record is not defined. Delete it and follow {RECOVERY}"
         )
     if progress_policy != "compact":
-        raise KafkaError(
-            f"topic {settings.progress_topic} has cleanup.policy={progress_policy}; it must be compact, or the position of "
-            f"the publisher expires. Run kafka-configs.sh --alter --topic {settings.progress_topic} --add-config cleanup.policy=compact"
+        raise KafkaSetupError(
+            f"topic {settings.progress_topic} has cleanup.policy={progress_policy}; it must be compact, or the "
+            f"position of the publisher expires. Run kafka-configs.sh --alter --topic {settings.progress_topic} "
+            "--add-config cleanup.policy=compact"
         )
     if "compact" in event_policy:
-        raise KafkaError(
-            f"topic {settings.topic} has cleanup.policy={event_policy}; it must be delete: compaction is for tables, and "
-            f"drops events. Run kafka-configs.sh --alter --topic {settings.topic} --add-config cleanup.policy=delete"
+        raise KafkaSetupError(
+            f"topic {settings.topic} has cleanup.policy={event_policy}; it must be delete: compaction is for tables, "
+            f"and drops events. Run kafka-configs.sh --alter --topic {settings.topic} --add-config "
+            "cleanup.policy=delete"
         )
     for topic in (event, progress):
         if (limit := topic.number("max.message.bytes")) < _SMALLEST_EVENT_LIMIT_BYTES:
-            raise KafkaError(
-                f"topic {topic.topic} has max.message.bytes={limit}; an event needs up to {_SMALLEST_EVENT_LIMIT_BYTES}. Run "
-                f"kafka-configs.sh --alter --topic {topic.topic} --add-config max.message.bytes={_USUAL_LIMIT_BYTES}"
+            raise KafkaSetupError(
+                f"topic {topic.topic} has max.message.bytes={limit}; an event needs up to "
+                f"{_SMALLEST_EVENT_LIMIT_BYTES}. Run kafka-configs.sh --alter --topic {topic.topic} --add-config "
+                f"max.message.bytes={_USUAL_LIMIT_BYTES}"
             )
         require_usual_times(topic)
         require_replicas(
-            f"Kafka at {settings.bootstrap_servers}", topic.topic, partitions[topic.topic], topic.number("min.insync.replicas")
+            f"Kafka at {settings.bootstrap_servers}",
+            topic.topic,
+            partitions[topic.topic],
+            topic.number("min.insync.replicas"),
         )
     return EventTopic(
         partition_count=len(partitions[settings.topic]),
@@ -196,16 +218,20 @@ def _judged(
 
 
 def check_topics(settings: KafkaSettings) -> EventTopic:
-    """Checks both topics once. Raises ``KafkaError`` that names topic, setting, value and remedy, or ``KafkaUnavailable``."""
+    """Checks both topics once.
+
+    Raises ``KafkaSetupError`` that names topic, setting, value and remedy, or ``KafkaUnavailable``.
+    """
     return TopicChecker(settings).check(Deadline(_ATTEMPT_SECONDS))
 
 
 def create_topics(settings: KafkaSettings, *, partitions: int = 3, replication_factor: int = 1) -> None:
     """Creates what is missing of both topics and writes the progress record with sequence 0. Idempotent; the next call mends a crash.
 
-    The record is written when the progress topic holds none *and* the event topic has never held an event: only both together mean a new
-    installation. An event topic with a history beside an empty progress topic raises ``FailClosed``: either the record was lost, or another
-    program published there before. ``partitions`` and ``replication_factor`` are for topics made now; one that exists stays as it is.
+    The record is written when the progress topic holds none *and* the event topic has never held an event: only both
+    together mean a new installation. An event topic with a history beside an empty progress topic raises
+    ``FailClosed``: either the record was lost, or another program published there before. ``partitions`` and
+    ``replication_factor`` are for topics made now; one that exists stays as it is.
     """
     deadline = Deadline(_ATTEMPT_SECONDS)
     reports = ClientReports()
@@ -219,7 +245,9 @@ def create_topics(settings: KafkaSettings, *, partitions: int = 3, replication_f
         existing = admin.list_topics(timeout=deadline.timeout_seconds(_CALL_SECONDS)).topics
         missing = [topic for topic in wanted if topic.topic not in existing]
         timeout = deadline.timeout_seconds(_CALL_SECONDS)
-        for future in (admin.create_topics(missing, operation_timeout=timeout, request_timeout=timeout) if missing else {}).values():
+        for future in (
+            admin.create_topics(missing, operation_timeout=timeout, request_timeout=timeout) if missing else {}
+        ).values():
             _await_creation(future, timeout)
         _await_leaders(settings, admin, deadline)
     check_topics(settings)
@@ -231,17 +259,21 @@ def _await_creation(future: "Future[None]", timeout: float) -> None:
         _answer(future, timeout)
     except KafkaException as error:
         # somebody else made it a moment ago, which is as good
-        if error.args[0].code() != ClientError.TOPIC_ALREADY_EXISTS:
+        if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
             raise
 
 
 def _await_leaders(settings: KafkaSettings, admin: AdminClient, deadline: Deadline) -> None:
-    """Waits until both topics can be used: the brokers learn of a new topic, and who leads it, some milliseconds after it was made."""
+    """Waits until both topics can be used: the brokers learn of a new topic, and who leads it, some milliseconds
+    after it was made.
+    """
     for topic in (settings.topic, settings.progress_topic):
         _once_led(partial(_end_offsets, admin, topic, deadline), deadline)
 
 
-def _once_led(look: Callable[[], _Answer], deadline: Deadline, *, before_next: Callable[[], None] = lambda: None) -> _Answer:
+def _once_led(
+    look: Callable[[], _Answer], deadline: Deadline, *, before_next: Callable[[], None] = lambda: None
+) -> _Answer:
     """The result of ``look``, which is called again while a partition's leader is not known or just changes."""
     while True:
         try:
@@ -253,7 +285,9 @@ def _once_led(look: Callable[[], _Answer], deadline: Deadline, *, before_next: C
             time.sleep(_SETTLING_POLL_SECONDS)
 
 
-def _write_first_record(settings: KafkaSettings, admin: AdminClient, reports: ClientReports, deadline: Deadline) -> None:
+def _write_first_record(
+    settings: KafkaSettings, admin: AdminClient, reports: ClientReports, deadline: Deadline
+) -> None:
     reader = ProgressReader(settings)
 
     def first_record() -> Progress | None:
@@ -261,8 +295,9 @@ def _write_first_record(settings: KafkaSettings, admin: AdminClient, reports: Cl
             return None
         if any(end_offsets(settings, admin, reports, settings.topic, deadline).values()):
             raise FailClosed(
-                f"topic {settings.progress_topic} holds no record, but topic {settings.topic} has held events: either the publisher's "
-                f"position was lost with its topic, or another program published there before. Nothing is written. {RECOVERY}"
+                f"topic {settings.progress_topic} holds no record, but topic {settings.topic} has held events: either "
+                "the publisher's position was lost with its topic, or another program published there before. Nothing "
+                f"is written. {RECOVERY}"
             )
         return Progress.standing_at(0, "", "create_topics")
 
@@ -274,8 +309,12 @@ def _write_first_record(settings: KafkaSettings, admin: AdminClient, reports: Cl
         reader.close()
 
 
-def end_offsets(settings: KafkaSettings, admin: AdminClient, reports: ClientReports, topic: str, deadline: Deadline) -> dict[int, int]:
-    """The end of every partition, open transactions included: what a read_committed client is told may be less than what is there."""
+def end_offsets(
+    settings: KafkaSettings, admin: AdminClient, reports: ClientReports, topic: str, deadline: Deadline
+) -> dict[int, int]:
+    """The end of every partition, open transactions included: what a read_committed client is told may be less than
+    what is there.
+    """
     with translated(settings, "looking up the end of the topic", reports, poll=admin.poll, topic=topic):
         return _end_offsets(admin, topic, deadline)
 
@@ -287,7 +326,8 @@ def _latest() -> OffsetSpec:
 
 def _end_offsets(admin: AdminClient, topic: str, deadline: Deadline) -> dict[int, int]:
     asked = {
-        TopicPartition(topic, partition): _latest() for partition in partitions_of(admin, topic, deadline.timeout_seconds(_CALL_SECONDS))
+        TopicPartition(topic, partition): _latest()
+        for partition in partitions_of(admin, topic, deadline.timeout_seconds(_CALL_SECONDS))
     }
     timeout = deadline.timeout_seconds(_CALL_SECONDS)
     answers = admin.list_offsets(asked, isolation_level=IsolationLevel.READ_UNCOMMITTED, request_timeout=timeout)

@@ -1,8 +1,8 @@
 """The loop of the mark step: batches first, then the tickets of failed batches in small pieces, within the step's share of the cycle.
 
-A batch is rolled back whole, whatever failed in it. Which of its tickets is at fault is found by trying the others without it, not by the
-error's code alone: pieces start at one ticket, double while they pass, and shrink when they fail. So each cycle marks something or learns
-which ticket cannot be marked, however slow the database is:
+A batch is rolled back whole, whatever failed in it. Which of its tickets is at fault is found by trying the others
+without it, not by the error's code alone: pieces start at one ticket, double while they pass, and shrink when they
+fail. So each cycle marks something or learns which ticket cannot be marked, however slow the database is:
 
 - a ticket that fails alone is set aside, and tried again with growing pauses or when its row changes;
 - a fault of the environment (a missing right) with which no ticket passes ends the marking, and nothing is set aside;
@@ -18,7 +18,7 @@ import psycopg
 
 from sla_pipeline.breach import BreachKind, judge
 from sla_pipeline.cycle import Claim, MarkTotals, OnStep
-from sla_pipeline.errors import CycleStopped, DatabaseBusy, SlaPipelineError
+from sla_pipeline.errors import CycleStopped, PostgresBusy, SlaPipelineError
 from sla_pipeline.monitor.faults import bookkeeping, counted
 from sla_pipeline.postgres import set_aside, tickets
 from sla_pipeline.postgres.database import Database
@@ -34,7 +34,8 @@ log = logging.getLogger(__name__)
 ShouldStop = Callable[[], bool]
 """Returns true once a stop was requested; called before each batch (SPEC 3.4)."""
 
-# No batch or piece starts later than this after the cycle's start: half of a cycle's 30 s (SPEC 3.3), the rest is for publishing.
+# No batch or piece starts later than this after the cycle's start: half of a cycle's 30 s (SPEC 3.3), the rest is for
+# publishing.
 _MARK_SECONDS = 15.0
 # Bounds one statement of a batch, which takes 50 ms on a healthy database.
 _STATEMENT_MS = 4_000
@@ -42,9 +43,11 @@ _STATEMENT_MS = 4_000
 _BATCH_LOCK_MS = 2_000
 # The same for a piece: a ticket whose trigger waits for a lock must not use up the cycle.
 _PIECE_LOCK_MS = 50
-# After so many batches in a row that were busy or refused, the others probably are too, and small pieces make better use of the time.
+# After so many batches in a row that were busy or refused, the others probably are too, and small pieces make better
+# use of the time.
 _STUCK_BATCHES = 2
-# After so many tickets in a row that a fault of the environment refused, with none that passed, the rest is sampled, then given up.
+# After so many tickets in a row that a fault of the environment refused, with none that passed, the rest is sampled,
+# then given up.
 _HOPELESS_COUNT = 20
 _SHRINK = 8
 _UNREADABLE = "(row not read)"
@@ -53,7 +56,9 @@ _UNREADABLE = "(row not read)"
 class BatchMarker:
     """Marks what a cycle has claimed, and counts it in ``totals``, errors included. ``run`` is called once."""
 
-    def __init__(self, database: Database, claim: Claim, totals: MarkTotals, *, should_stop: ShouldStop, on_step: OnStep) -> None:
+    def __init__(
+        self, database: Database, claim: Claim, totals: MarkTotals, *, should_stop: ShouldStop, on_step: OnStep
+    ) -> None:
         self._database = database
         self._claim = claim
         self._totals = totals
@@ -74,8 +79,9 @@ class BatchMarker:
     def run(self) -> None:
         """Mark the batches, then the tickets of failed batches in pieces, then once more the rows that others held.
 
-        Raises ``CycleStopped`` when ``should_stop`` says so, ``DatabaseError`` or ``DatabaseUnavailable`` for a fault that would meet every
-        ticket; batches that were committed stay, and are counted. Every other fault is in ``totals``.
+        Raises ``CycleStopped`` when ``should_stop`` says so, ``PostgresSetupError`` or ``PostgresUnavailable`` for a fault
+        that would meet every ticket; batches that were committed stay, and are counted. Every other fault is in
+        ``totals``.
         """
         try:
             self._limit_waiting(_BATCH_LOCK_MS, _STATEMENT_MS)
@@ -152,22 +158,28 @@ class BatchMarker:
                 position += len(piece)
                 size = min(size * 2, self._claim.given.batch_size)
                 self._refused_in_a_row = 0
-        log.info("batch processed", extra={**self._where, "count": self._totals.processed - marked_before, "pieces": True})
+        log.info(
+            "batch processed", extra={**self._where, "count": self._totals.processed - marked_before, "pieces": True}
+        )
         self._settle_suspects()
         if position < len(ids):
             reason = f"; the last fault: {self._last_fault}" if self._last_fault else ""
             self._totals.errors.add(
-                f"{len(ids) - position} claimed tickets, the first of them {ids[position]}, are left to the next cycle: marking used its "
-                f"share of the cycle, {_MARK_SECONDS:g} s{reason}"
+                f"{len(ids) - position} claimed tickets, the first of them {ids[position]}, are left to the next "
+                f"cycle: marking used its share of the cycle, {_MARK_SECONDS:g} s{reason}"
             )
 
     def _require_rows_locked(self, failed: BatchFailed) -> None:
-        """Raises the fault when the session is gone, or when not even the rows could be locked: no other piece fares better."""
+        """Raises the fault when the session is gone, or when not even the rows could be locked: no other piece fares
+        better.
+        """
         if self._scope_of(failed) is FaultScope.BUSY and not failed.tickets and self._last_fault is not None:
             raise self._last_fault
 
     def _note_refusal(self, ticket_id: str, failed: BatchFailed) -> None:
-        """Set aside a ticket that failed alone; keep it as a suspect while a fault of the environment is not ruled out."""
+        """Set aside a ticket that failed alone; keep it as a suspect while a fault of the environment is not ruled
+        out.
+        """
         scope = self._scope_of(failed)
         if scope is FaultScope.BUSY and not self._sequence_checked:
             self._require_free_sequence()
@@ -188,13 +200,18 @@ class BatchMarker:
         return True
 
     def _other_queues_first(self, ids: list[str]) -> list[str]:
-        """A lock that a trigger waits for is mostly one per queue: the other queues' tickets must not wait behind those of a busy one."""
+        """A lock that a trigger waits for is mostly one per queue: the other queues' tickets must not wait behind
+        those of a busy one.
+        """
         with counted(self._database, self._totals.errors, what="ordering tickets by queue", run_id=self._claim.run_id):
             return tickets.other_queues_first(self._connection, ids, self._busy_queue_ids)
         return ids
 
     def _settle_suspects(self) -> None:
-        """Set the suspects aside when another ticket was marked. Raises the fault when none was: then the fault is no ticket's."""
+        """Set the suspects aside when another ticket was marked.
+
+        Raises the fault when none was: then the fault is no ticket's.
+        """
         if self._suspects and self._totals.processed:
             self._set_aside(self._suspects)
         elif self._suspects and self._last_fault is not None:
@@ -215,7 +232,10 @@ class BatchMarker:
                 self._totals.errors.add(f"the second try of tickets that others held failed: {_fault_name(failed)}")
 
     def _mark(self, ids: Sequence[str]) -> int:
-        """Mark one batch or piece, count it in the totals, and return the number of tickets marked. Raises ``BatchFailed``."""
+        """Mark one batch or piece, count it in the totals, and return the number of tickets marked.
+
+        Raises ``BatchFailed``.
+        """
         claim, totals = self._claim, self._totals
         outcome = mark_batch(
             self._connection,
@@ -246,8 +266,13 @@ class BatchMarker:
         log.info("batch processed", extra={**self._where, "batch": self._totals.batch_count, "count": count})
 
     def _look_for_held(self, missed: Sequence[str]) -> None:
-        """Which of the missed rows others hold. The batch is committed and counted: a fault here is an error of the cycle, not of it."""
-        with counted(self._database, self._totals.errors, what="counting tickets that others hold", run_id=self._claim.run_id):
+        """Which of the missed rows others hold.
+
+        The batch is committed and counted: a fault here is an error of the cycle, not of it.
+        """
+        with counted(
+            self._database, self._totals.errors, what="counting tickets that others hold", run_id=self._claim.run_id
+        ):
             self._held_ids += tickets.still_overdue(self._connection, list(missed), now_utc=self._claim.now_utc)
 
     def _set_aside(self, rows: Sequence[BadRow]) -> None:
@@ -259,9 +284,17 @@ class BatchMarker:
                 },
             )  # fmt: skip
             self._totals.errors.add_of_ticket(f"ticket {named(bad.number)} ({bad.ticket_id}) set aside: {bad.error}")
-        kept = [set_aside.RowSetAside(bad.ticket_id, bad.number, bad.kind.value, bad.error, bad.row_version) for bad in rows]
+        kept = [
+            set_aside.RowSetAside(bad.ticket_id, bad.number, bad.kind.value, bad.error, bad.row_version) for bad in rows
+        ]
         # without it these rows are tried again in the next cycle
-        with bookkeeping(self._database, self._totals.errors, table=set_aside.TABLE, rights=set_aside.RIGHTS, run_id=self._claim.run_id):
+        with bookkeeping(
+            self._database,
+            self._totals.errors,
+            table=set_aside.TABLE,
+            rights=set_aside.RIGHTS,
+            run_id=self._claim.run_id,
+        ):
             set_aside.add(self._connection, kept, now_utc=self._claim.now_utc)
 
     def _bad_row(self, ticket_id: str, failed: BatchFailed) -> BadRow:
@@ -270,10 +303,15 @@ class BatchMarker:
             return BadRow(ticket_id, _UNREADABLE, BreachKind.RESOLUTION, error, None)
         ticket = failed.tickets[0]
         breach = judge(ticket, self._claim.now_utc)
-        return BadRow(ticket.id, ticket.number, breach.kind if breach else BreachKind.RESOLUTION, error, ticket.row_version)
+        return BadRow(
+            ticket.id, ticket.number, breach.kind if breach else BreachKind.RESOLUTION, error, ticket.row_version
+        )
 
     def _scope_of(self, failed: BatchFailed) -> FaultScope:
-        """The scope of the fault. Raises the fault when the session is gone: its locks are too, and no other may go on for it."""
+        """The scope of the fault.
+
+        Raises the fault when the session is gone: its locks are too, and no other may go on for it.
+        """
         if isinstance(failed.error, RowUnchanged):
             return FaultScope.ROW
         self._last_fault = self._translated(failed)
@@ -291,8 +329,8 @@ class BatchMarker:
         try:
             with translated_errors(self._database.settings), self._connection.transaction():
                 self._connection.execute("select from support.ticket_sla_relay where id = 1 for no key update")
-        except DatabaseBusy as busy:
-            raise DatabaseBusy(f"another session holds the row of support.ticket_sla_relay: {busy}") from None
+        except PostgresBusy as busy:
+            raise PostgresBusy(f"another session holds the row of support.ticket_sla_relay: {busy}") from None
 
 
 def _fault_name(failed: BatchFailed) -> str:

@@ -25,12 +25,16 @@ def fault_of(error: Exception, database: Database, *, doing: str, run_id: str) -
         return translate(error, database.settings)
     frames = "".join(traceback.format_tb(error.__traceback__))
     log.error("unexpected fault", extra={"jobRunId": run_id, "fault": type(error).__name__, "traceback": frames})
-    return UnexpectedFault(f'unexpected {type(error).__name__} while {doing}; its traceback is in the log, line "unexpected fault"')
+    return UnexpectedFault(
+        f'unexpected {type(error).__name__} while {doing}; its traceback is in the log, line "unexpected fault"'
+    )
 
 
 @contextlib.contextmanager
 def counted(database: Database, errors: ErrorList, *, what: str, run_id: str) -> Iterator[list[SlaPipelineError]]:
-    """Add any fault of the block to ``errors`` instead of raising it, as "``what`` failed: ..."; the list that is yielded then holds it."""
+    """Add any fault of the block to ``errors`` instead of raising it, as "``what`` failed: ..."; the list that is
+    yielded then holds it.
+    """
     faults: list[SlaPipelineError] = []
     try:
         yield faults

@@ -1,7 +1,7 @@
 """The asset, the job, the schedule and the checks: how Dagster runs a cycle every minute (SPEC 3.1, 11).
 
-What belongs here: wiring of the ops and when they run. What does not: what they do (``ops.py``), and which resources they get
-(``definitions.py``).
+What belongs here: wiring of the ops and when they run. What does not: what they do (``ops.py``), and which resources
+they get (``definitions.py``).
 """
 
 import contextlib
@@ -27,7 +27,8 @@ log = logging.getLogger(__name__)
 _STALE_AFTER = dt.timedelta(minutes=5)
 _STALE_SOON_AFTER = dt.timedelta(minutes=3)
 # A run writes its journal row within a second of its start. A run without one after this time died before it, or cannot
-# write the journal and exceeds a cycle's 30 s (SPEC 3.3). Below the minute between ticks, so that the next tick finds it.
+# write the journal and exceeds a cycle's 30 s (SPEC 3.3). Below the minute between ticks, so that the next tick finds
+# it.
 _SECONDS_TO_JOURNAL = 45.0
 
 
@@ -57,7 +58,8 @@ def sla_breaches() -> object:
 @dg.asset_check(
     asset=ops.BACKLOG_CHECK.asset_key,
     name=ops.BACKLOG_CHECK.name,
-    description="At most 100 tickets are overdue and not marked (SPEC 9.5). Every cycle records it; run it alone to count now.",
+    description="At most 100 tickets are overdue and not marked (SPEC 9.5). Every cycle records it; run it alone to "
+    "count now.",
 )
 def backlog_size(postgres: dg.ResourceParam[PostgresResource]) -> dg.AssetCheckResult:
     """Count the backlog now."""
@@ -70,8 +72,8 @@ def backlog_size(postgres: dg.ResourceParam[PostgresResource]) -> dg.AssetCheckR
     asset=ops.SET_ASIDE_CHECK.asset_key,
     name=ops.SET_ASIDE_CHECK.name,
     description=(
-        "No overdue ticket is set aside because it cannot be marked: nobody is called for such a ticket. Every cycle records it; run it"
-        " alone to look now."
+        "No overdue ticket is set aside because it cannot be marked: nobody is called for such a ticket. Every cycle "
+        "records it; run it alone to look now."
     ),
 )
 def tickets_set_aside(postgres: dg.ResourceParam[PostgresResource]) -> dg.AssetCheckResult:
@@ -95,7 +97,10 @@ def _checking(postgres: PostgresResource) -> Iterator[psycopg.Connection]:
 
 def _result(evaluation: dg.AssetCheckEvaluation) -> dg.AssetCheckResult:
     return dg.AssetCheckResult(
-        passed=evaluation.passed, severity=evaluation.severity, description=evaluation.description, metadata=evaluation.metadata
+        passed=evaluation.passed,
+        severity=evaluation.severity,
+        description=evaluation.description,
+        metadata=evaluation.metadata,
     )
 
 

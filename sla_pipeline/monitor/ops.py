@@ -1,9 +1,10 @@
 """The four ops of a cycle, and what Dagster is told of it.
 
-What belongs here: config at the door, metadata, the check's record, which run fails. What does not: the work (``steps.py``).
+What belongs here: config at the door, metadata, the check's record, which run fails. What does not: the work
+(``steps.py``).
 
-The ops run in one process and hand values over in memory. Termination raises a ``BaseException`` inside whatever runs; nothing here
-catches it, so the open batch rolls back and the run ends CANCELED.
+The ops run in one process and hand values over in memory. Termination raises a ``BaseException`` inside whatever runs;
+nothing here catches it, so the open batch rolls back and the run ends CANCELED.
 """
 
 from collections.abc import Iterator
@@ -56,12 +57,16 @@ class CycleConfig(dg.Config):
         description=f"Batches in one cycle, {MAX_BATCHES_PER_CYCLE.low} to {MAX_BATCHES_PER_CYCLE.high};"
         " what is overdue beyond them waits for the next cycle.",
     )
-    tenant_id: Any = Field(default=None, description="Only this tenant's tickets, a UUID; left out for all. For diagnosis and manual runs.")
+    tenant_id: Any = Field(
+        default=None, description="Only this tenant's tickets, a UUID; left out for all. For diagnosis and manual runs."
+    )
 
     @field_validator("*", mode="before")
     @classmethod
     def _usable(cls, value: object, info: ValidationInfo) -> object:
-        """Raises ``DagsterInvalidConfigError``: passed on unwrapped, its message is the dialog's: field, value and range."""
+        """Raises ``DagsterInvalidConfigError``: passed on unwrapped, its message is the dialog's: field, value and
+        range.
+        """
         try:
             CycleInput(**{str(info.field_name): value})  # type: ignore[arg-type]  # CycleInput checks the type
         except InputError as error:
@@ -71,7 +76,10 @@ class CycleConfig(dg.Config):
 
 @dg.config_mapping
 def launchpad_config(config: CycleConfig) -> dict[str, Any]:
-    """Map the asset's config, ``ops.sla_breaches.config``, to its first op. A bad value is refused before there is a run."""
+    """Map the asset's config, ``ops.sla_breaches.config``, to its first op.
+
+    A bad value is refused before there is a run.
+    """
     return {"claim_overdue": {"config": dict(config)}}
 
 
@@ -87,7 +95,10 @@ def claim_overdue(
     postgres: dg.ResourceParam[PostgresResource],
     kafka: dg.ResourceParam[KafkaResource],
 ) -> steps.Claim:
-    """SPEC 5.1 to 5.3. Fails the run when the single-runner lock keeps the cycle out: no success, no materialization."""
+    """SPEC 5.1 to 5.3.
+
+    Fails the run when the single-runner lock keeps the cycle out: no success, no materialization.
+    """
     try:
         given = CycleInput(config.batch_size, config.max_batches_per_cycle, config.tenant_id)
         # refused before anything is marked
@@ -133,7 +144,10 @@ def publish_breaches(
 def close_cycle(
     context: dg.OpExecutionContext, postgres: dg.ResourceParam[PostgresResource], published: steps.Published
 ) -> Iterator[dg.AssetCheckEvaluation | dg.Output[None]]:
-    """SPEC 5.7, 9. Raises ``dagster.Failure``, after all else is recorded, if a row, a batch or the publishing failed."""
+    """SPEC 5.7, 9.
+
+    Raises ``dagster.Failure``, after all else is recorded, if a row, a batch or the publishing failed.
+    """
     report = steps.close_cycle(postgres.database(), SystemClock(), published)
     metadata = cycle_metadata(report)
     context.log.info(
@@ -152,8 +166,8 @@ def close_cycle(
             ", ".join(map(quoted, report.unknown_priorities)),
         )
     if report.backlog is not None:
-        # an AssetCheckResult would fail the step; this event is stored under the check's key. Yielded, because what is logged by
-        # `context.log_event` is lost when the op raises
+        # an AssetCheckResult would fail the step; this event is stored under the check's key. Yielded, because what is
+        # logged by `context.log_event` is lost when the op raises
         yield backlog_evaluation(report.backlog)
     if report.set_aside is not None:
         yield set_aside_evaluation(report.set_aside)
@@ -176,7 +190,9 @@ def backlog_evaluation(backlog: int) -> dg.AssetCheckEvaluation:
 
 
 def set_aside_evaluation(found: SetAside) -> dg.AssetCheckEvaluation:
-    """The check ``tickets_set_aside`` as an event of the cycle itself: only the cycle in which a ticket fails is failed for it."""
+    """The check ``tickets_set_aside`` as an event of the cycle itself: only the cycle in which a ticket fails is
+    failed for it.
+    """
     metadata: dict[str, dg.MetadataValue] = {"set_aside": dg.MetadataValue.int(found.count)}
     if found.count:
         metadata["tickets"] = dg.MetadataValue.md(_set_aside_table(found))
@@ -186,8 +202,8 @@ def set_aside_evaluation(found: SetAside) -> dg.AssetCheckEvaluation:
         passed=not found.count,
         severity=dg.AssetCheckSeverity.ERROR,
         description=(
-            f"{found.count} overdue tickets cannot be marked, and nobody is called for them; correct the row or what refuses it: a row that"
-            " has changed is tried by the next cycle, another one at its next try"
+            f"{found.count} overdue tickets cannot be marked, and nobody is called for them; correct the row or what "
+            "refuses it: a row that has changed is tried by the next cycle, another one at its next try"
             if found.count
             else "no overdue ticket is set aside"
         ),
@@ -196,7 +212,10 @@ def set_aside_evaluation(found: SetAside) -> dg.AssetCheckEvaluation:
 
 
 def _set_aside_table(found: SetAside) -> str:
-    lines = ["| number | ticket id | kind | set aside since (UTC) | reason | next try (UTC) |", "| --- | --- | --- | --- | --- | --- |"]
+    lines = [
+        "| number | ticket id | kind | set aside since (UTC) | reason | next try (UTC) |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
     lines += [
         f"| {in_markdown(named(ticket.number))} | {ticket.id} | {in_markdown(named(ticket.kind))} "
         f"| {ticket.first_failed_at:%Y-%m-%d %H:%M:%S} | {in_markdown(named(ticket.error, length=REASON_LENGTH))} "
@@ -209,7 +228,10 @@ def _set_aside_table(found: SetAside) -> str:
 
 
 def cycle_metadata(report: steps.CycleReport) -> dict[str, dg.MetadataValue]:
-    """What is shown and plotted of a cycle. Durations in milliseconds, counts of tickets unless the name says otherwise."""
+    """What is shown and plotted of a cycle.
+
+    Durations in milliseconds, counts of tickets unless the name says otherwise.
+    """
     numbers = {
         "processed": report.processed,
         **{f"processed_{kind.value}": count for kind, count in report.by_kind.items()},

@@ -1,7 +1,8 @@
 """Dagster's resources: Postgres and Kafka, opened at first use, closed at the end of the run; values between the ops.
 
-What belongs here: when a run reads its settings from the environment. They are no fields of Dagster's configuration: those are read when
-the location loads, in another process and at another time than the run. What does not: connecting (``postgres/``, ``kafka/``).
+What belongs here: when a run reads its settings from the environment. They are no fields of Dagster's configuration:
+those are read when the location loads, in another process and at another time than the run. What does not: connecting
+(``postgres/``, ``kafka/``).
 """
 
 import contextlib
@@ -25,7 +26,9 @@ RE_EXECUTE_ALL = (
 
 
 class PostgresResource:
-    """The support service's database, reached with the worker's login, as the environment says when a run or a tick uses it."""
+    """The support service's database, reached with the worker's login, as the environment says when a run or a tick
+    uses it.
+    """
 
     def __init__(self) -> None:
         self._database: Database | None = None
@@ -68,7 +71,8 @@ class KafkaResource:
 
 @dg.resource(
     config_schema={},
-    description="The support service's database, as SLA_POSTGRES_URL and SLA_SINGLE_RUNNER say when a run or a tick uses it.",
+    description="The support service's database, as SLA_POSTGRES_URL and SLA_SINGLE_RUNNER say when a run or a tick "
+    "uses it.",
 )
 def postgres() -> Iterator[PostgresResource]:
     """Made once per run, closed at its end."""
@@ -89,8 +93,8 @@ def kafka() -> Iterator[KafkaResource]:
 class CycleValues(dg.IOManager):
     """Values passed between the ops of one cycle, in memory, for the length of the run.
 
-    Not ``mem_io_manager``: Dagster then refuses a re-execution from failure and advises to store the values. Stored values
-    would be wrong in a later run: its time is another, and operators have answered since.
+    Not ``mem_io_manager``: Dagster then refuses a re-execution from failure and advises to store the values. Stored
+    values would be wrong in a later run: its time is another, and operators have answered since.
     """
 
     def __init__(self) -> None:
@@ -106,7 +110,8 @@ class CycleValues(dg.IOManager):
         identifier = tuple(context.upstream_output.get_identifier())
         if identifier not in self._values:
             raise dg.Failure(
-                description=f"A cycle cannot be resumed: the values of step {context.upstream_output.step_key} ended with run"
+                description=f"A cycle cannot be resumed: the values of step {context.upstream_output.step_key} ended "
+                "with run"
                 f" {context.upstream_output.run_id}. {RE_EXECUTE_ALL}",
                 allow_retries=False,
             )

@@ -24,8 +24,8 @@ def run_cycle(
 ) -> steps.CycleReport:
     """Run one cycle and report it. What failed inside it is in ``report.errors``; ``report.raise_if_failed()`` raises it.
 
-    Raises as ``steps.claim_overdue`` and ``steps.mark_breached`` do, and ``CycleStopped`` when ``should_stop`` said so. The sessions stay
-    open for the next cycle; their owner closes them.
+    Raises as ``steps.claim_overdue`` and ``steps.mark_breached`` do, and ``CycleStopped`` when ``should_stop`` said so.
+    The sessions stay open for the next cycle; their owner closes them.
     """
     clock = clock or SystemClock()
     claim = steps.claim_overdue(database, clock, given or CycleInput(), run_id=run_id or str(uuid4()), on_step=on_step)

@@ -1,16 +1,17 @@
 """The four steps of a cycle, in plain Python: claim, mark, publish, close (SPEC 5).
 
-What belongs here: the order of things, the loop over batches, what is counted, which fault ends what. What does not: Dagster
-(``ops.py``), statements (``postgres/``), the protocol of Kafka (``kafka/``).
+What belongs here: the order of things, the loop over batches, what is counted, which fault ends what. What does not:
+Dagster (``ops.py``), statements (``postgres/``), the protocol of Kafka (``kafka/``).
 
 Which fault ends what:
 - a fault of what the cycle stands on (wrong clock, wrong database, server gone) ends it at once, with nothing touched;
 - a fault that would meet every ticket (missing table, missing right, session gone) ends the marking;
-- a fault of one batch rolls that batch back, and its tickets are tried in smaller pieces; one that fails alone is set aside;
+- a fault of one batch rolls that batch back, and its tickets are tried in smaller pieces; one that fails alone is set
+  aside;
 - a fault of Kafka ends the publishing: marks stay, their records wait, the next cycle publishes them first;
-- a fault of the journal or of the table of rows set aside ends nothing.
-Whatever ends the marking, what waits is published and the cycle is closed and recorded, within one bound in time.
-A cycle in which anything failed is reported failed at its very end, after all the rest was done and recorded.
+- a fault of the journal or of the table of rows set aside ends nothing. Whatever ends the marking, what waits is
+  published and the cycle is closed and recorded, within one bound in time. A cycle in which anything failed is reported
+  failed at its very end, after all the rest was done and recorded.
 """
 
 import contextlib
@@ -22,7 +23,18 @@ from datetime import datetime
 from typing import Any
 
 from sla_pipeline.breach import BreachKind
-from sla_pipeline.cycle import ERRORS_KEPT, Claim, Clock, CycleInput, ErrorList, MarkTotals, OnStep, PublishTotals, listed, no_step
+from sla_pipeline.cycle import (
+    ERRORS_KEPT,
+    Claim,
+    Clock,
+    CycleInput,
+    ErrorList,
+    MarkTotals,
+    OnStep,
+    PublishTotals,
+    listed,
+    no_step,
+)
 from sla_pipeline.errors import CycleFailed, CycleLocked, SlaPipelineError
 from sla_pipeline.kafka.relay import PUBLISH_SECONDS, Relay
 from sla_pipeline.monitor.batches import BatchMarker, ShouldStop
@@ -55,7 +67,8 @@ SHOWN_COUNT = 20
 """Single tickets, or values, that a message for people lists at most."""
 # A cycle aims at 30 s (SPEC 3.3); closing it takes the rest.
 _PUBLISHED_AFTER_SECONDS = 27.0
-# What publishing gets even when marking used more than its share: one takeover of a healthy broker takes well under a second.
+# What publishing gets even when marking used more than its share: one takeover of a healthy broker takes well under a
+# second.
 _LEAST_PUBLISH_SECONDS = 8.0
 
 
@@ -113,7 +126,9 @@ class CycleReport:
         return listed(self.errors, self.error_count, limit=limit)
 
     def raise_if_failed(self) -> None:
-        """Raises ``CycleFailed`` with what failed, or an error of the kind of ``fault``, which says whether to try again."""
+        """Raises ``CycleFailed`` with what failed, or an error of the kind of ``fault``, which says whether to try
+        again.
+        """
         if self.errors:
             kind = type(self.fault) if self.fault else CycleFailed
             raise kind("; ".join(self.listed_errors()))
@@ -127,7 +142,9 @@ def _since(began: float) -> float:
 def _journaled(
     database: Database, claim: Claim, marked: MarkTotals | None = None, published: PublishTotals | None = None
 ) -> Iterator[None]:
-    """Tell the journal when a step ends the cycle, by a fault (failed) or by a stop request (canceled), and what was saved before."""
+    """Tell the journal when a step ends the cycle, by a fault (failed) or by a stop request (canceled), and what was
+    saved before.
+    """
     marked, published = marked or MarkTotals(), published or PublishTotals()
     try:
         yield
@@ -136,7 +153,8 @@ def _journaled(
             # a stop request is not an Exception; it goes on upwards whatever happens here
             state = "failed" if isinstance(error, Exception) else "canceled"
             log.warning(
-                "cycle ended early", extra={"jobRunId": claim.run_id, "state": state, "error": _early_end(error, database, claim.run_id)}
+                "cycle ended early",
+                extra={"jobRunId": claim.run_id, "state": state, "error": _early_end(error, database, claim.run_id)},
             )
             # the session may be in the middle of a statement: the server rolls back what it had not committed
             database.close()
@@ -175,11 +193,14 @@ def _journal_counts(totals: MarkTotals) -> dict[str, Any]:
     }
 
 
-def claim_overdue(database: Database, clock: Clock, given: CycleInput, *, run_id: str, on_step: OnStep = no_step) -> Claim:
+def claim_overdue(
+    database: Database, clock: Clock, given: CycleInput, *, run_id: str, on_step: OnStep = no_step
+) -> Claim:
     """Check what a cycle stands on, open its journal row, and read once, in order, the tickets that it will try to mark (SPEC 5.1 to 5.3).
 
-    Raises ``DatabaseError``, ``DatabaseUnavailable``, ``ClockSkewError``, and ``CycleLocked`` when another runner holds the lock of the
-    single-runner mode: nothing was touched then. A fault of the selection itself is ``Claim.fault``: what waits can still be published.
+    Raises ``PostgresSetupError``, ``PostgresUnavailable``, ``ClockSkewError``, and ``CycleLocked`` when another runner holds
+    the lock of the single-runner mode: nothing was touched then. A fault of the selection itself is ``Claim.fault``:
+    what waits can still be published.
     """
     began = time.monotonic()
     now_utc = clock.now_utc()
@@ -203,16 +224,26 @@ def claim_overdue(database: Database, clock: Clock, given: CycleInput, *, run_id
     ids: list[str] = []
     with _journaled(database, Claim(run_id, now_utc, given, began, cycle_id, errors=errors)):
         readable = _prepare_set_aside(database, run_id=run_id, now_utc=now_utc, errors=errors)
-        with counted(database, errors, what="selecting overdue tickets", run_id=run_id) as faults, database.session() as connection:
-            ids = tickets.claim(connection, now_utc=now_utc, tenant_id=given.tenant_id, limit=given.ceiling, all_set_aside=not readable)
+        with (
+            counted(database, errors, what="selecting overdue tickets", run_id=run_id) as faults,
+            database.session() as connection,
+        ):
+            ids = tickets.claim(
+                connection, now_utc=now_utc, tenant_id=given.tenant_id, limit=given.ceiling, all_set_aside=not readable
+            )
         on_step("claimed")
     size = given.batch_size
     batches = tuple(tuple(ids[start : start + size]) for start in range(0, len(ids), size))
     return Claim(run_id, now_utc, given, began, cycle_id, batches, _since(began), errors, *faults)
 
 
-def _open_journal_row(database: Database, given: CycleInput, *, run_id: str, now_utc: datetime, errors: ErrorList) -> int | None:
-    with bookkeeping(database, errors, table=journal.TABLE, rights=journal.RIGHTS, run_id=run_id), database.session() as connection:
+def _open_journal_row(
+    database: Database, given: CycleInput, *, run_id: str, now_utc: datetime, errors: ErrorList
+) -> int | None:
+    with (
+        bookkeeping(database, errors, table=journal.TABLE, rights=journal.RIGHTS, run_id=run_id),
+        database.session() as connection,
+    ):
         for dead_id, dead_run in journal.sweep_abandoned(connection):
             log.warning("found an abandoned cycle", extra={"jobRunId": dead_run, "cycleId": dead_id})
         return journal.start(connection, run_id=run_id, now_utc=now_utc, given=given)
@@ -230,11 +261,13 @@ def _prepare_set_aside(database: Database, *, run_id: str, now_utc: datetime, er
     return False
 
 
-def mark_breached(database: Database, claim: Claim, *, should_stop: ShouldStop = lambda: False, on_step: OnStep = no_step) -> Marked:
+def mark_breached(
+    database: Database, claim: Claim, *, should_stop: ShouldStop = lambda: False, on_step: OnStep = no_step
+) -> Marked:
     """Mark the claimed tickets batch by batch, each in one transaction with its breach records (SPEC 5.4 to 5.6), in a bounded time.
 
-    Raises ``CycleStopped`` when ``should_stop`` says so before a batch (SPEC 3.4); batches that were committed stay. Every other fault is
-    counted in the totals, and the cycle goes on to publish what waits.
+    Raises ``CycleStopped`` when ``should_stop`` says so before a batch (SPEC 3.4); batches that were committed stay.
+    Every other fault is counted in the totals, and the cycle goes on to publish what waits.
     """
     began = time.monotonic()
     totals = MarkTotals()
@@ -247,7 +280,9 @@ def mark_breached(database: Database, claim: Claim, *, should_stop: ShouldStop =
                     _warn_of_unknown_priorities(totals, run_id=claim.run_id)
             totals.fault = faults[0] if faults else None
             with (
-                bookkeeping(database, totals.errors, table=set_aside.TABLE, rights=set_aside.RIGHTS, run_id=claim.run_id),
+                bookkeeping(
+                    database, totals.errors, table=set_aside.TABLE, rights=set_aside.RIGHTS, run_id=claim.run_id
+                ),
                 database.session() as connection,
             ):
                 set_aside.forget_mended(connection, now_utc=claim.now_utc)
@@ -258,7 +293,8 @@ def _warn_of_unknown_priorities(totals: MarkTotals, *, run_id: str) -> None:
     """One line a cycle, however many tickets and values there are."""
     if totals.unknown_priorities:
         log.warning(
-            "unknown priorities: the tickets are marked, their events carry the priority as it is; consumers may not know it",
+            "unknown priorities: the tickets are marked, their events carry the priority as it is; consumers may not "
+            "know it",
             extra={
                 "jobRunId": run_id,
                 "count": totals.unknown_priorities.total(),
@@ -275,14 +311,17 @@ def _most_frequent(totals: MarkTotals) -> list[str]:
 def publish_breaches(database: Database, relay: Callable[[], Relay], marked: Marked) -> Published:
     """Publish all breach records that wait, those of earlier cycles first (SPEC 5.6, 7.2), in what is left of the cycle's time.
 
-    A fault is not raised but counted: the marks stay, the records wait, ``close_cycle`` reports it. Hence ``relay`` is made here. Raises
-    only a stop request.
+    A fault is not raised but counted: the marks stay, the records wait, ``close_cycle`` reports it. Hence ``relay`` is
+    made here. Raises only a stop request.
     """
     began = time.monotonic()
     claim = marked.claim
     totals = PublishTotals()
     left_seconds = _PUBLISHED_AFTER_SECONDS - (began - claim.began)
-    with _journaled(database, claim, marked.totals, totals), counted(database, totals.errors, what="publishing", run_id=claim.run_id):
+    with (
+        _journaled(database, claim, marked.totals, totals),
+        counted(database, totals.errors, what="publishing", run_id=claim.run_id),
+    ):
         publisher = relay()
         with database.outbox() as outbox:
             seconds = max(_LEAST_PUBLISH_SECONDS, min(left_seconds, PUBLISH_SECONDS))

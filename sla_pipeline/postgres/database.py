@@ -12,7 +12,9 @@ __all__ = ["Database"]
 
 
 class Database:
-    """The cycle's session, opened at first use and kept to the end of the run, since its advisory locks live as long as it does."""
+    """The cycle's session, opened at first use and kept to the end of the run, since its advisory locks live as long
+    as it does.
+    """
 
     def __init__(self, settings: PostgresSettings, *, single_runner: bool = False) -> None:
         self.settings = settings
@@ -20,14 +22,20 @@ class Database:
         self._connection: psycopg.Connection | None = None
 
     def connection(self) -> psycopg.Connection:
-        """The session, for callers that judge the driver's errors themselves. Raises ``DatabaseError`` or ``DatabaseUnavailable``."""
+        """The session, for callers that judge the driver's errors themselves.
+
+        Raises ``PostgresSetupError`` or ``PostgresUnavailable``.
+        """
         if self._connection is None or self._connection.closed:
             self._connection = self.settings.connect(purpose="cycle")
         return self._connection
 
     @contextlib.contextmanager
     def session(self) -> Iterator[psycopg.Connection]:
-        """The session, with the driver's errors turned into ours. Raises ``DatabaseError`` or ``DatabaseUnavailable``."""
+        """The session, with the driver's errors turned into ours.
+
+        Raises ``PostgresSetupError`` or ``PostgresUnavailable``.
+        """
         connection = self.connection()
         with translated_errors(self.settings):
             yield connection

@@ -5,7 +5,7 @@ from typing import Protocol
 
 import psycopg
 
-from sla_pipeline.errors import DatabaseBusy, DatabaseError, DatabaseUnavailable, RightMissing
+from sla_pipeline.errors import PostgresBusy, PostgresSetupError, PostgresUnavailable, RightMissing
 from sla_pipeline.postgres.login import LoginRefusal
 from sla_pipeline.postgres.settings import OWNER_URL
 from sla_pipeline.quoting import named
@@ -82,7 +82,9 @@ def fault_name(error: psycopg.Error) -> str:
 
 
 def _safe_text(error: psycopg.Error) -> str:
-    """The server's text where the server itself wrote it; ``fault_name`` where a function or trigger may have written it."""
+    """The server's text where the server itself wrote it; ``fault_name`` where a function or trigger may have
+    written it.
+    """
     if error.sqlstate is None:
         return (str(error).strip().splitlines() or [""])[0]
     if error.diag.context is None or error.diag.source_file in _SAFE_SOURCES:
@@ -92,66 +94,87 @@ def _safe_text(error: psycopg.Error) -> str:
 
 def translate(  # noqa: PLR0911 - one return a fault reads best
     error: psycopg.Error, login: Login
-) -> DatabaseError | DatabaseUnavailable:
-    """Our error for one of an open session: ``DatabaseError`` when it will last, ``DatabaseUnavailable`` for a server away or busy."""
+) -> PostgresSetupError | PostgresUnavailable:
+    """Our error for one of an open session: ``PostgresSetupError`` when it will last, ``PostgresUnavailable`` for a
+    server away or busy.
+    """
     text, where = _safe_text(error), login.place
     match error:
         case psycopg.errors.UndefinedTable() | psycopg.errors.InvalidSchemaName() | psycopg.errors.UndefinedColumn():
-            return DatabaseError(
-                f"{text} in {where}; check that {login.variable} names the support service's database and run `sla-pipeline migrate`"
+            return PostgresSetupError(
+                f"{text} in {where}; check that {login.variable} names the support service's database and run "
+                "`sla-pipeline migrate`"
             )
         case psycopg.errors.InsufficientPrivilege():
             return _right_missing(error, text, login)
         case psycopg.errors.ReadOnlySqlTransaction():
-            return DatabaseError(f"{text} in {where}: this is a standby, or set to read only; let {login.variable} name the primary")
+            return PostgresSetupError(
+                f"{text} in {where}: this is a standby, or set to read only; let {login.variable} name the primary"
+            )
         case (
             psycopg.errors.QueryCanceled()
             | psycopg.errors.LockNotAvailable()
             | psycopg.errors.DeadlockDetected()
             | psycopg.errors.SerializationFailure()
         ):
-            return DatabaseBusy(
-                f"{text} ({error.sqlstate}) in {where}; the next cycle tries again. If it comes often, look for locks that are held long "
-                "and for the warning of a missing index"
+            return PostgresBusy(
+                f"{text} ({error.sqlstate}) in {where}; the next cycle tries again. If it comes often, look for locks "
+                "that are held long and for the warning of a missing index"
             )
         case psycopg.OperationalError() if error.sqlstate and not error.sqlstate.startswith(_CONNECTION_STATES):
-            return DatabaseUnavailable(f"{text} in {where}; the next cycle tries again. Check the server's disk, memory and log")
+            return PostgresUnavailable(
+                f"{text} in {where}; the next cycle tries again. Check the server's disk, memory and log"
+            )
         case psycopg.OperationalError() | psycopg.InterfaceError() | psycopg.errors.IdleInTransactionSessionTimeout():
             return _unavailable(text, login)
         case _:
-            return DatabaseError(f"{text} in {where}; look into the server's log for the statement")
+            return PostgresSetupError(f"{text} in {where}; look into the server's log for the statement")
 
 
-def _right_missing(error: psycopg.Error, text: str, login: Login) -> DatabaseError:
+def _right_missing(error: psycopg.Error, text: str, login: Login) -> PostgresSetupError:
     where = login.place
     if error.diag.source_file == _POLICIES_SOURCE:
-        return DatabaseError(f"{text} in {where}; the monitor must see every ticket: `alter role LOGIN bypassrls`")
+        return PostgresSetupError(f"{text} in {where}; the monitor must see every ticket: `alter role LOGIN bypassrls`")
     if login.variable == OWNER_URL:
-        return DatabaseError(f"{text} in {where}; let {OWNER_URL} name the owner of schema support and of its tables")
+        return PostgresSetupError(
+            f"{text} in {where}; let {OWNER_URL} name the owner of schema support and of its tables"
+        )
     if error.diag.context is not None:
         if error.diag.source_file != _RIGHTS_SOURCE:
-            return DatabaseError(f"{text} in {where}; a function of the support service refuses the monitor: ask its owner")
-        return DatabaseError(
-            f"{text} in {where}, in a function or trigger of the support service, which runs with the monitor's rights; grant the right to "
-            "sla_worker, or let the function run with its owner's: `alter function NAME security definer`"
+            return PostgresSetupError(
+                f"{text} in {where}; a function of the support service refuses the monitor: ask its owner"
+            )
+        return PostgresSetupError(
+            f"{text} in {where}, in a function or trigger of the support service, which runs with the monitor's "
+            "rights; grant the right to sla_worker, or let the function run with its owner's: `alter function NAME "
+            "security definer`"
         )
     if login.has_worker_role():
         return RightMissing(
-            f"{text} in {where}; the login has the rights of sla_worker, which lacks this one: run `sla-pipeline migrate`, which grants it"
+            f"{text} in {where}; the login has the rights of sla_worker, which lacks this one: run `sla-pipeline "
+            "migrate`, which grants it"
         )
-    return DatabaseError(f"{text} in {where}; grant the login the rights of role sla_worker (`grant sla_worker to LOGIN`)")
+    return PostgresSetupError(
+        f"{text} in {where}; grant the login the rights of role sla_worker (`grant sla_worker to LOGIN`)"
+    )
 
 
-def login_fault(error: psycopg.Error, refusal: LoginRefusal | None, login: Login) -> DatabaseError | DatabaseUnavailable:
+def login_fault(
+    error: psycopg.Error, refusal: LoginRefusal | None, login: Login
+) -> PostgresSetupError | PostgresUnavailable:
     """Our error for a session that could not be opened. ``refusal`` is given when a server was reached and refuses."""
     text = _login_text(error, login)
     if refusal is None:
         return _unavailable(text, login)
-    return DatabaseError(f"cannot log in to {login.place}: {text}; {_login_remedy(refusal.sqlstate or '', login.variable)}")
+    return PostgresSetupError(
+        f"cannot log in to {login.place}: {text}; {_login_remedy(refusal.sqlstate or '', login.variable)}"
+    )
 
 
-def _unavailable(text: str, login: Login) -> DatabaseUnavailable:
-    return DatabaseUnavailable(f"no connection to {login.place}: {text}; check the server, the network and {login.variable}")
+def _unavailable(text: str, login: Login) -> PostgresUnavailable:
+    return PostgresUnavailable(
+        f"no connection to {login.place}: {text}; check the server, the network and {login.variable}"
+    )
 
 
 def _login_text(error: psycopg.Error, login: Login) -> str:
@@ -180,10 +203,13 @@ _REMEDIES_OF_LOGINS = {
     "55000": "`alter database DATABASE with allow_connections true`",
     # a pooler's code for all of its refusals
     "08P01": "check user, password, database and options in {variable}, and the pooler's configuration",
-    "": "the server answered, and the driver goes no further: check password, port and parameters such as sslmode in {variable}",
+    "": "the server answered, and the driver goes no further: check password, port and parameters such as sslmode in "
+    "{variable}",
 }
 
 
 def _login_remedy(sqlstate: str, variable: str) -> str:
-    remedy = _REMEDIES_OF_LOGINS.get(sqlstate, f"({sqlstate}) check the parameters in {{variable}} and the server's log")
+    remedy = _REMEDIES_OF_LOGINS.get(
+        sqlstate, f"({sqlstate}) check the parameters in {{variable}} and the server's log"
+    )
     return remedy.format(variable=variable)

@@ -1,8 +1,8 @@
 """Builds our two indexes on ``support.tickets`` without blocking writers, on an ordinary table and on a partitioned one.
 
-What does not belong here: their definitions (``indexes.py``). A partitioned table cannot be indexed concurrently as a whole: its index is
-made without its partitions, each of those is indexed concurrently, then attached. Every step can be the last one of an interrupted run;
-the next run looks at what is there and goes on.
+What does not belong here: their definitions (``indexes.py``). A partitioned table cannot be indexed concurrently as a
+whole: its index is made without its partitions, each of those is indexed concurrently, then attached. Every step can be
+the last one of an interrupted run; the next run looks at what is there and goes on.
 """
 
 import time
@@ -12,7 +12,7 @@ import psycopg
 import sqlalchemy
 from sqlalchemy import Connection
 
-from sla_pipeline.errors import DatabaseBusy, DatabaseError
+from sla_pipeline.errors import PostgresBusy, PostgresSetupError
 from sla_pipeline.postgres.indexes import DEFINITIONS, OUR_INDEXES, OurIndex, missing_indexes
 
 __all__ = ["build", "drop", "require_free_names"]
@@ -23,7 +23,8 @@ _BRIEF_WAIT_MS = 1_000
 _PAUSE_SECONDS = 0.5
 # After this long somebody holds the table, and a person must look.
 _BRIEF_TRIES_SECONDS = 30.0
-# Bounds the waits of a concurrent build for older transactions; nobody waits for those, and an analyst's statement may take minutes.
+# Bounds the waits of a concurrent build for older transactions; nobody waits for those, and an analyst's statement may
+# take minutes.
 _BUILD_WAIT_MS = 600_000
 
 _OTHER_OF_NAME = """
@@ -36,17 +37,17 @@ _RELATION_KINDS = {"v": "view", "m": "materialized view", "S": "sequence", "f": 
 
 
 def require_free_names(connection: Connection) -> None:
-    """Raises ``DatabaseError`` where the name of an index that has to be built is taken by something else."""
+    """Raises ``PostgresSetupError`` where the name of an index that has to be built is taken by something else."""
     found = connection.exec_driver_sql(DEFINITIONS).fetchall()
     for ours in missing_indexes((definition, valid) for definition, valid in found):
         row = connection.exec_driver_sql(_OTHER_OF_NAME.format(name=ours.name)).fetchone()
         if row is None or (row[1] and ours.is_defined_by(row[2])):
             continue
         what, kind = (row[2], "index") if row[2] else ("not an index", _RELATION_KINDS.get(row[0], "table"))
-        raise DatabaseError(
-            f"the name support.{ours.name} is taken by another {kind} ({what}), needed is an index of support.tickets on ({ours.columns}) "
-            f"where {ours.condition}. Nothing was touched; rename the other one (`alter {kind} support.{ours.name} rename to OTHER_NAME`) "
-            "and run `sla-pipeline migrate` again"
+        raise PostgresSetupError(
+            f"the name support.{ours.name} is taken by another {kind} ({what}), needed is an index of support.tickets "
+            f"on ({ours.columns}) where {ours.condition}. Nothing was touched; rename the other one (`alter {kind} "
+            f"support.{ours.name} rename to OTHER_NAME`) and run `sla-pipeline migrate` again"
         )
 
 
@@ -85,15 +86,16 @@ where i.indrelid = {oid} order by i.indisvalid desc, c.oid
 def build(connection: Connection) -> None:
     """Build what is missing; a half-built one of an interrupted try is built again. ``connection`` is in autocommit mode.
 
-    Writers go on meanwhile: partitions are indexed concurrently and attached, which takes short locks only. A partition that is added
-    later gets its index from the table's. Raises ``DatabaseBusy`` when others hold the table for long; run again, it goes on.
+    Writers go on meanwhile: partitions are indexed concurrently and attached, which takes short locks only. A partition
+    that is added later gets its index from the table's. Raises ``PostgresBusy`` when others hold the table for long;
+    run again, it goes on.
     """
     (table,) = _relations(connection, _ROOT)
     usual = connection.exec_driver_sql("show lock_timeout").scalar()
     for ours in OUR_INDEXES:
         built = _ensure(connection, ours, table, ours.name)
         if not built.valid:
-            raise DatabaseError(
+            raise PostgresSetupError(
                 f"index {built.name} is still not valid: one of its partitions has an invalid index attached; drop it "
                 f"(`drop index {built.name}`) and run `sla-pipeline migrate` again"
             )
@@ -112,14 +114,18 @@ def drop(connection: Connection) -> None:
     _limit_waiting(connection, usual)
 
 
-def _ensure(connection: Connection, ours: OurIndex, table: _Relation, name: str, parent: _Index | None = None) -> _Index:
+def _ensure(
+    connection: Connection, ours: OurIndex, table: _Relation, name: str, parent: _Index | None = None
+) -> _Index:
     """The index of one table of the tree, built where it is missing; ``parent`` is the index that it belongs under."""
     index = _usable(connection, ours, table, parent)
     if not table.partitioned:
         if index is None:
             # a half-built one; another one that is invalid may be under construction by somebody else
             _patiently(connection, f"drop index concurrently if exists {table.schema}.{name}")
-            _patiently(connection, f"create index concurrently {name} on {table.name} ({ours.columns}) where {ours.condition}")
+            _patiently(
+                connection, f"create index concurrently {name} on {table.name} ({ours.columns}) where {ours.condition}"
+            )
             index = _created(connection, ours, table, parent)
         return index
     if index is None:
@@ -135,7 +141,9 @@ def _ensure(connection: Connection, ours: OurIndex, table: _Relation, name: str,
 
 
 def _usable(connection: Connection, ours: OurIndex, table: _Relation, parent: _Index | None) -> _Index | None:
-    """The index that is there already: the one under ``parent``, else a free one, valid or, of a partitioned table, to be completed."""
+    """The index that is there already: the one under ``parent``, else a free one, valid or, of a partitioned table,
+    to be completed.
+    """
     rows = connection.exec_driver_sql(_INDEXES.format(oid=table.oid)).fetchall()
     found = [_Index(*row[:4]) for row in rows if ours.is_defined_by(row[4])]
     attached = [index for index in found if parent is not None and index.parent == parent.oid]
@@ -146,7 +154,10 @@ def _usable(connection: Connection, ours: OurIndex, table: _Relation, parent: _I
 def _created(connection: Connection, ours: OurIndex, table: _Relation, parent: _Index | None) -> _Index:
     index = _usable(connection, ours, table, parent)
     if index is None:
-        raise DatabaseError(f"the index on ({ours.columns}) of {table.name} is gone right after it was built: somebody drops indexes there")
+        raise PostgresSetupError(
+            f"the index on ({ours.columns}) of {table.name} is gone right after it was built: somebody drops indexes "
+            "there"
+        )
     return index
 
 
@@ -191,9 +202,11 @@ def _is_lock_timeout(error: sqlalchemy.exc.OperationalError) -> bool:
     return isinstance(error.orig, psycopg.errors.LockNotAvailable)
 
 
-def _held_for_long(statement: str, seconds: float) -> DatabaseBusy:
-    oldest = "select pid, usename, state, xact_start from pg_stat_activity where xact_start is not null order by xact_start"
-    return DatabaseBusy(
-        f"`{statement}` has waited {seconds:g} s for transactions that hold the table; what was built stays. End the oldest one "
-        f"(`{oldest}`) or wait for it, and run `sla-pipeline migrate` again: it goes on"
+def _held_for_long(statement: str, seconds: float) -> PostgresBusy:
+    oldest = (
+        "select pid, usename, state, xact_start from pg_stat_activity where xact_start is not null order by xact_start"
+    )
+    return PostgresBusy(
+        f"`{statement}` has waited {seconds:g} s for transactions that hold the table; what was built stays. End the "
+        f"oldest one (`{oldest}`) or wait for it, and run `sla-pipeline migrate` again: it goes on"
     )

@@ -1,7 +1,7 @@
 """Our two partial indexes on the support service's table: their definitions, and the warning where the table lacks one.
 
-What does not belong here: building them (``index_build.py``), and which statement needs which (``tickets.py``). An index counts by its
-definition, not by its name: one that somebody made by hand is as good.
+What does not belong here: building them (``index_build.py``), and which statement needs which (``tickets.py``). An
+index counts by its definition, not by its name: one that somebody made by hand is as good.
 """
 
 import logging
@@ -16,7 +16,9 @@ __all__ = ["DEFINITIONS", "OUR_INDEXES", "OurIndex", "missing_indexes", "warn_of
 log = logging.getLogger(__name__)
 
 # a unique or a covering index could not be attached to ours on a partitioned table
-_DEFINITION = re.compile(r"CREATE INDEX .*? USING btree \((?P<columns>[^()]*)\)(?: WITH \([^()]*\))? WHERE (?P<condition>.*)")
+_DEFINITION = re.compile(
+    r"CREATE INDEX .*? USING btree \((?P<columns>[^()]*)\)(?: WITH \([^()]*\))? WHERE (?P<condition>.*)"
+)
 _NAME = r'(?:"[^"]*"|\w+)'
 _CAST = re.compile(rf"::(?:character varying|{_NAME}(?:\.{_NAME})?)(?:\(\d+\))?(?:\[\])?")
 
@@ -31,12 +33,15 @@ class OurIndex:
     printed: frozenset[str]
 
     def is_defined_by(self, definition: str) -> bool:
-        """Whether ``definition``, printed by ``pg_get_indexdef``, has the same columns in the same order, and the same condition."""
+        """Whether ``definition``, printed by ``pg_get_indexdef``, has the same columns in the same order, and the
+        same condition.
+        """
         found = _DEFINITION.fullmatch(definition)
         return found is not None and found["columns"] == self.columns and _conjuncts(found["condition"]) == self.printed
 
 
-# the statuses and the flags stand in the predicates of tickets.py as literals, in this form, or the planner does not use these
+# the statuses and the flags stand in the predicates of tickets.py as literals, in this form, or the planner does not
+# use these
 OUR_INDEXES = (
     OurIndex(
         "ticket_sla_first_response_overdue",
@@ -54,7 +59,10 @@ OUR_INDEXES = (
 
 
 def _conjuncts(condition: str) -> frozenset[str]:
-    """The parts of ``((a) AND (b) AND ...)``. Casts and parentheses go: which ones are printed depends on the columns' types."""
+    """The parts of ``((a) AND (b) AND ...)``.
+
+    Casts and parentheses go: which ones are printed depends on the columns' types.
+    """
     parts, depth, start = [], 0, 0
     for position, character in enumerate(condition):
         depth += (character == "(") - (character == ")")
@@ -65,8 +73,8 @@ def _conjuncts(condition: str) -> frozenset[str]:
     return frozenset(re.sub(r"[()]", "", _CAST.sub("", part)).strip() for part in parts)
 
 
-# Of the table itself: on a partitioned one an index stands for those of all partitions, and is valid when all of them are. Printing a
-# definition locks the table for a moment, as reading it would.
+# Of the table itself: on a partitioned one an index stands for those of all partitions, and is valid when all of them
+# are. Printing a definition locks the table for a moment, as reading it would.
 DEFINITIONS = """
 select pg_get_indexdef(indexrelid), indisvalid and indisready from pg_index where indrelid = to_regclass('support.tickets')
 """
@@ -90,4 +98,7 @@ def warn_of_missing(connection: psycopg.Connection) -> None:
     except psycopg.errors.LockNotAvailable:
         return
     for ours in missing_indexes(found):
-        log.warning("index missing: cycles get slower as tickets grow; run `sla-pipeline migrate`", extra={"index": f"support.{ours.name}"})
+        log.warning(
+            "index missing: cycles get slower as tickets grow; run `sla-pipeline migrate`",
+            extra={"index": f"support.{ours.name}"},
+        )

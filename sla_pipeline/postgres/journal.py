@@ -1,7 +1,8 @@
 """The journal of cycles, ``support.ticket_sla_cycles``: one row a cycle, written at its start and at its end.
 
-A running cycle's session holds an advisory lock on its row's number. Where the lock is free, the process that held it is dead: the
-next cycle says so in the journal (state ``abandoned``), at once and without a guess at how long a cycle may take.
+A running cycle's session holds an advisory lock on its row's number. Where the lock is free, the process that held it
+is dead: the next cycle says so in the journal (state ``abandoned``), at once and without a guess at how long a cycle
+may take.
 """
 
 from dataclasses import asdict, dataclass
@@ -34,8 +35,8 @@ where state = 'running' and pg_try_advisory_xact_lock(%s, id::bit(32)::integer)
 returning id, run_id
 """
 
-# Index: ticket_sla_cycles_started; no run lasts an hour. The lock is held for this statement's transaction only, and shared,
-# so that two processes that ask at once do not mistake each other for the cycle.
+# Index: ticket_sla_cycles_started; no run lasts an hour. The lock is held for this statement's transaction only, and
+# shared, so that two processes that ask at once do not mistake each other for the cycle.
 _IS_ALIVE = """
 select case state
     when 'running' then not pg_try_advisory_xact_lock_shared(%(liveness_class)s, id::bit(32)::integer)
@@ -52,7 +53,9 @@ _ENDING_SECONDS = 10
 
 @dataclass(frozen=True, slots=True)
 class CycleEnd:
-    """The columns that a cycle's end fills; durations in milliseconds, counts of tickets unless the name says otherwise."""
+    """The columns that a cycle's end fills; durations in milliseconds, counts of tickets unless the name says
+    otherwise.
+    """
 
     state: str
     claimed_count: int = 0
@@ -74,10 +77,12 @@ class CycleEnd:
 
 
 _FINISH = sql.SQL(
-    "update support.ticket_sla_cycles set finished_at = clock_timestamp(), {} where id = %(cycle_id)s and state in ('running', 'abandoned')"
+    "update support.ticket_sla_cycles set finished_at = clock_timestamp(), {} where id = %(cycle_id)s and state in "
+    "('running', 'abandoned')"
 ).format(
     sql.SQL(", ").join(
-        sql.SQL("{} = {}").format(sql.Identifier(column), sql.Placeholder(column)) for column in CycleEnd.__dataclass_fields__
+        sql.SQL("{} = {}").format(sql.Identifier(column), sql.Placeholder(column))
+        for column in CycleEnd.__dataclass_fields__
     )
 )
 
@@ -89,7 +94,9 @@ def sweep_abandoned(connection: psycopg.Connection) -> list[tuple[int, str]]:
 
 def is_alive(connection: psycopg.Connection, run_id: str) -> bool | None:
     """Whether the run's process is alive: its row is locked, or was closed just now. None when the run has no row."""
-    row = connection.execute(_IS_ALIVE, {"liveness_class": _LIVENESS_CLASS, "ending_seconds": _ENDING_SECONDS, "run_id": run_id}).fetchone()
+    row = connection.execute(
+        _IS_ALIVE, {"liveness_class": _LIVENESS_CLASS, "ending_seconds": _ENDING_SECONDS, "run_id": run_id}
+    ).fetchone()
     return None if row is None else bool(row[0])
 
 

@@ -1,7 +1,8 @@
 """Finds out why a login failed, by what happened on the wire: the server's words are in its own language.
 
-libpq reports a refused login as text alone, without an SQLSTATE. So one more attempt is made under libpq's protocol trace, which holds the
-code of the server's refusal. The trace goes to memory and is never shown: it may hold a password.
+libpq reports a refused login as text alone, without an SQLSTATE. So one more attempt is made under libpq's protocol
+trace, which holds the code of the server's refusal. The trace goes to memory and is never shown: it may hold a
+password.
 """
 
 import contextlib
@@ -30,7 +31,8 @@ _ANSWER_IN_TEXT = re.compile(r"failed: [^\s:]+:  ")
 _PASSING_CLASSES = ("08", "40", "53", "55P03", "57", "58")
 _DATABASE_DROPPED, _PROTOCOL_VIOLATION = "57P04", "08P01"
 _NO_ENTRY = b"28000"
-# PgBouncer up to 1.18 gives all of its refusals one code. Its words, which are translated nowhere, show those that pass.
+# PgBouncer up to 1.18 gives all of its refusals one code. Its words, which are translated nowhere, show those that
+# pass.
 _PASSING_WORDS_OF_A_POOLER = (
     "pgbouncer cannot connect to server",
     "server login has been failing",
@@ -43,7 +45,9 @@ _PASSING_WORDS_OF_A_POOLER = (
 
 @dataclass(frozen=True, slots=True)
 class LoginRefusal:
-    """A server was reached and refuses for as long as nobody changes something; ``sqlstate`` is None where the driver gave up."""
+    """A server was reached and refuses for as long as nobody changes something; ``sqlstate`` is None where the
+    driver gave up.
+    """
 
     sqlstate: str | None
 
@@ -51,8 +55,9 @@ class LoginRefusal:
 def refusal_of(error: psycopg.Error, attempts: Sequence[str]) -> LoginRefusal | None:
     """The lasting refusal behind a failed login, or None when it may succeed later.
 
-    ``attempts`` are the connection strings, one for each server. A refusal with a code holds whatever the other servers do: they share
-    logins. Without one (no TLS there, a standby) another server may be the right one, so all of them must have been reached.
+    ``attempts`` are the connection strings, one for each server. A refusal with a code holds whatever the other servers
+    do: they share logins. Without one (no TLS there, a standby) another server may be the right one, so all of them
+    must have been reached.
     """
     # nobody has answered, or there is no such host: a second look would wait as long
     if len(attempts) == 1 and error.pgconn is None:
@@ -85,7 +90,10 @@ def _refusal_by(conninfo: str, deadline: float, text: str) -> LoginRefusal | Non
 
 
 def _fails_by_the_drivers_choice(connection: abc.PGconn, deadline: float) -> bool:
-    """Log in. True when the driver ends the attempt at something that a server has sent: no TLS, a question for a password."""
+    """Log in.
+
+    True when the driver ends the attempt at something that a server has sent: no TLS, a question for a password.
+    """
     status, answered, hung_up = PollingStatus.WRITING, False, False
     while connection.status != ConnStatus.BAD and status not in (PollingStatus.OK, PollingStatus.FAILED):
         reading = status == PollingStatus.READING

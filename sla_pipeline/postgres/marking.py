@@ -1,10 +1,10 @@
 """Mark a batch: flag and breach record in one transaction (SPEC 5.4 to 5.6, 6).
 
-What belongs here: everything that happens between the locks of one batch and its commit. What does not: which tickets are tried
-(``tickets.claim``), what is done about a batch that failed (``monitor/batches.py``), publishing.
+What belongs here: everything that happens between the locks of one batch and its commit. What does not: which tickets
+are tried (``tickets.claim``), what is done about a batch that failed (``monitor/batches.py``), publishing.
 
-The guarantee: a ticket's flag and its breach record are committed together or not at all, and the records' ``seq`` has no gap and
-is in the order of commits, because the row that hands it out is locked last and held until the commit.
+The guarantee: a ticket's flag and its breach record are committed together or not at all, and the records' ``seq`` has
+no gap and is in the order of commits, because the row that hands it out is locked last and held until the commit.
 """
 
 from collections import Counter
@@ -33,11 +33,12 @@ _KNOWN_PRIORITIES = frozenset(Priority)
 
 # Index: the primary key.
 _MARK = "update support.tickets set sla_breached = true, updated_at = %(now_utc)s where id = any(%(ids)s::uuid[])"
-# Index: primary keys. All tickets are locked and updated by this transaction already, so the relay's row is the last lock that it takes.
-# Payloads, JSON without a raw line break, go over as the lines of one text: in an array each of their quotes would be escaped, in Python.
+# Index: primary keys. All tickets are locked and updated by this transaction already, so the relay's row is the last
+# lock that it takes. Payloads, JSON without a raw line break, go over as the lines of one text: in an array each of
+# their quotes would be escaped, in Python.
 _RECORD = """
 with taken as (
-    update support.ticket_sla_relay set next_seq = next_seq + %(count)s where id = 1 returning next_seq - %(count)s as base
+    update support.ticket_sla_relay set last_seq = last_seq + %(count)s where id = 1 returning last_seq - %(count)s as base
 )
 insert into support.ticket_sla_breaches (seq, ticket_id, number, kind, due_at, breached_at, correlation_id, payload)
 select taken.base + breach.position, tickets.id, tickets.number, breach.kind,
@@ -109,8 +110,9 @@ def mark_batch(
 ) -> BatchOutcome:
     """Mark those of ``ids`` that are still overdue and free, in ONE transaction with their breach records (SPEC 6).
 
-    Rows that others hold are skipped. Tickets of which no event can be built are left out; the others go through. Raises ``BatchFailed``
-    for any other fault of the database, of the commit as well, and ``DatabaseError`` when the row that hands out sequences is missing.
+    Rows that others hold are skipped. Tickets of which no event can be built are left out; the others go through.
+    Raises ``BatchFailed`` for any other fault of the database, of the commit as well, and ``PostgresSetupError`` when the
+    row that hands out sequences is missing.
     """
     outcome = BatchOutcome()
     tickets: list[LockedTicket] = []
@@ -167,7 +169,12 @@ def _bad(ticket: LockedTicket, kind: BreachKind, error: str) -> BadRow:
 
 
 def _write(
-    connection: psycopg.Connection, tickets: Sequence[LockedTicket], *, now_utc: datetime, run_id: str, bad: list[BadRow]
+    connection: psycopg.Connection,
+    tickets: Sequence[LockedTicket],
+    *,
+    now_utc: datetime,
+    run_id: str,
+    bad: list[BadRow],
 ) -> list[_Found]:
     """Write all, or, where some make no event, all but those, which go to ``bad``."""
     try:
@@ -176,15 +183,21 @@ def _write(
     except _EventsNotBuildable as without:
         bad += without.rows
     left_out = {row.ticket_id for row in bad}
-    return _write_all(connection, [ticket for ticket in tickets if ticket.id not in left_out], now_utc=now_utc, run_id=run_id)
+    return _write_all(
+        connection, [ticket for ticket in tickets if ticket.id not in left_out], now_utc=now_utc, run_id=run_id
+    )
 
 
-def _write_all(connection: psycopg.Connection, tickets: Sequence[LockedTicket], *, now_utc: datetime, run_id: str) -> list[_Found]:
+def _write_all(
+    connection: psycopg.Connection, tickets: Sequence[LockedTicket], *, now_utc: datetime, run_id: str
+) -> list[_Found]:
     """Write the flags and the records. The events are built while the server sets the flags."""
     if not tickets:
         return []
     with connection.pipeline():
-        marking = connection.execute(_MARK, {"now_utc": now_utc, "ids": id_array(ticket.id for ticket in tickets)}, prepare=True)
+        marking = connection.execute(
+            _MARK, {"now_utc": now_utc, "ids": id_array(ticket.id for ticket in tickets)}, prepare=True
+        )
         verdicts = [_event_of(ticket, now_utc) for ticket in tickets]
         bad = [verdict for verdict in verdicts if isinstance(verdict, BadRow)]
         found = [verdict for verdict in verdicts if isinstance(verdict, _Found)]

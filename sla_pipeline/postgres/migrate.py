@@ -1,7 +1,7 @@
 """Migrations, as a function: bring a database to the revision that this package needs, or take it back.
 
-What belongs here: running Alembic on one connection under a lock. What does not: the scripts (``migrations/``), and the topics of
-Kafka (``kafka/topics.py``).
+What belongs here: running Alembic on one connection under a lock. What does not: the scripts (``migrations/``), and the
+topics of Kafka (``kafka/topics.py``).
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import URL, Connection, create_engine, text
 from sqlalchemy.pool import NullPool
 
-from sla_pipeline.errors import DatabaseBusy, DatabaseError
+from sla_pipeline.errors import PostgresBusy, PostgresSetupError
 from sla_pipeline.postgres.faults import translate
 from sla_pipeline.postgres.index_build import require_free_names
 from sla_pipeline.postgres.schema import SCHEMA, VERSION_TABLE
@@ -37,8 +37,10 @@ _LOCK_TIMEOUT_MS = 5_000
 # where one of these is there, the records were there too
 _OTHERS_OF_OURS = ("ticket_sla_relay", "ticket_sla_cycles", "ticket_sla_set_aside")
 _RECORDS_LOST = (
-    "table support.ticket_sla_breaches was lost and is made again, empty. Nothing is published until `sla-pipeline recover` has written "
-    "the records back from their events; then `sla-pipeline verify` counts the marks whose event was not yet out. docs/exactly-once.md, "
+    "table support.ticket_sla_breaches was lost and is made again, empty. Nothing is published until `sla-pipeline "
+    "recover` has written "
+    "the records back from their events; then `sla-pipeline verify` counts the marks whose event was not yet out. "
+    "docs/exactly-once.md, "
     'section "Tables of ours lost", says how those are marked again'
 )
 
@@ -46,10 +48,11 @@ _RECORDS_LOST = (
 def upgrade(owner_url: str, *, with_tickets: bool = False, say: Callable[[str], None] = lambda _: None) -> None:
     """Bring the database to the newest revision, and put back what it has lost of it.
 
-    ``say`` is called with what a person must do about a loss that putting back does not mend, before anything is changed. ``with_tickets``
-    creates ``support.tickets`` too, which belongs to the support service: for demo and tests. Without it the table must
-    exist. Raises ``DatabaseError`` (no table or not as needed, no right, another migration under way), ``DatabaseBusy`` (somebody holds a
-    table for long), ``DatabaseUnavailable``, ``ConfigurationError``; after any of them it can be run again.
+    ``say`` is called with what a person must do about a loss that putting back does not mend, before anything is
+    changed. ``with_tickets`` creates ``support.tickets`` too, which belongs to the support service: for demo and tests.
+    Without it the table must exist. Raises ``PostgresSetupError`` (no table or not as needed, no right, another migration
+    under way), ``PostgresBusy`` (somebody holds a table for long), ``PostgresUnavailable``, ``ConfigurationError``;
+    after any of them it can be run again.
     """
     with _connected(owner_url) as (config, connection), _bounded_waiting(connection):
         if with_tickets:
@@ -59,9 +62,9 @@ def upgrade(owner_url: str, *, with_tickets: bool = False, say: Callable[[str], 
             alembic.command.upgrade(config, "support_service@head")
         row = connection.exec_driver_sql(CATALOGUE).fetchone()
         if row is None:
-            raise DatabaseError(
-                f"table support.tickets does not exist in database {connection.engine.url.database!r}: it belongs to the support service; "
-                "check the database, or pass --with-tickets for a demo"
+            raise PostgresSetupError(
+                f"table support.tickets does not exist in database {connection.engine.url.database!r}: it belongs to "
+                "the support service; check the database, or pass --with-tickets for a demo"
             )
         require_table(TicketsTable.of(row), for_audit=True)
         require_free_names(connection)
@@ -75,7 +78,10 @@ def upgrade(owner_url: str, *, with_tickets: bool = False, say: Callable[[str], 
 
 
 def _put_back(config: Config, connection: Connection) -> None:
-    """Run every revision again: each only adds what is missing. The version stays as it is, so that cycles go on meanwhile."""
+    """Run every revision again: each only adds what is missing.
+
+    The version stays as it is, so that cycles go on meanwhile.
+    """
     connection.commit()
     context = MigrationContext.configure(connection)
     revisions = ScriptDirectory.from_config(config).walk_revisions("base", "sla_monitor@head")
@@ -102,19 +108,20 @@ def _is_noted(connection: Connection, branch: str) -> bool:
 
 
 def _require_own_tickets(connection: Connection) -> None:
-    """Raises ``DatabaseError`` where ``support.tickets`` is there and is not of our making."""
+    """Raises ``PostgresSetupError`` where ``support.tickets`` is there and is not of our making."""
     if not _exists(connection, "tickets"):
         return
     if not _is_noted(connection, "support"):
-        raise DatabaseError(
-            f"table support.tickets exists in database {connection.engine.url.database!r} and was not made by sla-pipeline: it belongs to "
-            "the support service. Nothing was touched; run `sla-pipeline migrate` without --with-tickets"
+        raise PostgresSetupError(
+            f"table support.tickets exists in database {connection.engine.url.database!r} and was not made by "
+            "sla-pipeline: it belongs to the support service. Nothing was touched; run `sla-pipeline migrate` without "
+            "--with-tickets"
         )
 
 
 @contextlib.contextmanager
 def _bounded_waiting(connection: Connection) -> Iterator[None]:
-    """Bounds each wait for a lock, and not the work itself. Raises ``DatabaseBusy`` when one ends."""
+    """Bounds each wait for a lock, and not the work itself. Raises ``PostgresBusy`` when one ends."""
     connection.exec_driver_sql(f"set lock_timeout = {_LOCK_TIMEOUT_MS}")
     connection.commit()
     try:
@@ -122,7 +129,7 @@ def _bounded_waiting(connection: Connection) -> Iterator[None]:
     except sqlalchemy.exc.OperationalError as error:
         if not isinstance(error.orig, psycopg.errors.LockNotAvailable):
             raise
-        raise DatabaseBusy(
+        raise PostgresBusy(
             f"a transaction holds a table of schema {SCHEMA} for longer than {_LOCK_TIMEOUT_MS / 1_000:g} s "
             f"({error.orig.diag.message_primary}); wait for it to end and run `sla-pipeline migrate` again: it goes on"
         ) from None
@@ -136,7 +143,8 @@ def downgrade(owner_url: str, *, with_tickets: bool = False) -> None:
         connection.commit()
         alembic.command.downgrade(config, "sla_monitor@base")
         if with_tickets:
-            # with nothing to take back, the first command has read, and a transaction that it left open is not Alembic's to commit
+            # with nothing to take back, the first command has read, and a transaction that it left open is not
+            # Alembic's to commit
             connection.commit()
             alembic.command.downgrade(config, "support_service@base")
 
@@ -155,10 +163,13 @@ def _connected(owner_url: str) -> Iterator[tuple[Config, Connection]]:
     config = Config()
     config.set_main_option("script_location", str(Path(__file__).parent / "migrations").replace("%", "%%"))
     try:
-        # a session of its own, idle between statements: waiting inside one would hold a snapshot, on which a concurrent index build waits
+        # a session of its own, idle between statements: waiting inside one would hold a snapshot, on which a concurrent
+        # index build waits
         with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as guard:
             if not guard.scalar(text("select pg_try_advisory_lock(:key)"), {"key": _LOCK_KEY}):
-                raise DatabaseError(f"another migration of {owner.place} is under way; try again when it has ended")
+                raise PostgresSetupError(
+                    f"another migration of {owner.place} is under way; try again when it has ended"
+                )
             with engine.connect() as connection:
                 config.attributes["connection"] = connection
                 yield config, connection
@@ -167,7 +178,7 @@ def _connected(owner_url: str) -> Iterator[tuple[Config, Connection]]:
             raise
         raise translate(error.orig, owner) from None
     except alembic.util.CommandError as error:
-        raise DatabaseError(
+        raise PostgresSetupError(
             f"cannot migrate {owner.place}: {error}; the database was migrated by another version of sla-pipeline"
         ) from error
 

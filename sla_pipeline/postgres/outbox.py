@@ -1,21 +1,22 @@
 """The relay's side of Postgres: its lock, its position, the breach records that wait (``kafka/relay.py`` says why in which order).
 
-What belongs here: statements on ``ticket_sla_relay`` and reading of ``ticket_sla_breaches``, on a session of their own. What does
-not: writing of records (``marking.py``).
+What belongs here: statements on ``ticket_sla_relay`` and reading of ``ticket_sla_breaches``, on a session of their own.
+What does not: writing of records (``marking.py``).
 """
 
 from types import TracebackType
 from typing import Self
 
 from sla_pipeline.cycle import BreachRecord
-from sla_pipeline.errors import DatabaseError
+from sla_pipeline.errors import PostgresSetupError
 from sla_pipeline.postgres.session import PostgresSettings, translated_errors
 
 __all__ = ["PostgresOutbox", "relay_row_missing"]
 
 # the number is the lock's name, hashed once: hashtextextended('Pin:lock:relay:support-ticket-sla-monitor', 0)
 _LOCK_NAME = "Pin:lock:relay:support-ticket-sla-monitor"
-# longer than a whole takeover may take (20 s), so that only a publisher that froze loses its session, and with it the lock
+# longer than a whole takeover may take (20 s), so that only a publisher that froze loses its session, and with it the
+# lock
 _IDLE_SESSION_TIMEOUT_MS = 25_000
 
 _TRY_LOCK = "select pg_try_advisory_lock(hashtextextended(%s, 0))"
@@ -28,7 +29,7 @@ select exists (
         and (classid::bigint << 32) | objid::bigint = hashtextextended(%s, 0)
 )
 """
-_NEXT_SEQ = "select next_seq from support.ticket_sla_relay where id = 1"
+_NEXT_SEQ = "select last_seq from support.ticket_sla_relay where id = 1"
 _PUBLISHED_SEQ = "select published_seq from support.ticket_sla_relay where id = 1"
 # Index: the primary key, in its order.
 _RECORDS = """
@@ -39,16 +40,19 @@ update support.ticket_sla_relay set published_seq = %(seq)s, published_at = cloc
 """
 
 
-def relay_row_missing() -> DatabaseError:
+def relay_row_missing() -> PostgresSetupError:
     """The error for a lost row of ``ticket_sla_relay``."""
-    return DatabaseError(
-        "support.ticket_sla_relay has no row with id 1: somebody deleted it. Nothing is marked or published; run `sla-pipeline migrate`, "
-        "which puts it back"
+    return PostgresSetupError(
+        "support.ticket_sla_relay has no row with id 1: somebody deleted it. Nothing is marked or published; run "
+        "`sla-pipeline migrate`, which puts it back"
     )
 
 
 class PostgresOutbox:
-    """The outbox as the relay needs it, over one direct session. Raises ``DatabaseUnavailable`` or ``DatabaseError``."""
+    """The outbox as the relay needs it, over one direct session.
+
+    Raises ``PostgresUnavailable`` or ``PostgresSetupError``.
+    """
 
     def __init__(self, settings: PostgresSettings) -> None:
         self._settings = settings
@@ -57,7 +61,9 @@ class PostgresOutbox:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def close(self) -> None:
@@ -76,7 +82,7 @@ class PostgresOutbox:
         """Give the lock back."""
         self._scalar(_UNLOCK, (_LOCK_NAME,))
 
-    def next_seq(self) -> int:
+    def last_seq(self) -> int:
         """The last sequence that was handed out; 0 when there is no record yet."""
         return self._position(_NEXT_SEQ)
 
@@ -87,7 +93,9 @@ class PostgresOutbox:
     def records_from(self, seq: int, limit: int) -> list[BreachRecord]:
         """At most ``limit`` records from ``seq`` on, in the order of ``seq``."""
         with translated_errors(self._settings):
-            return list(map(BreachRecord._make, self._connection.execute(_RECORDS, {"seq": seq, "limit": limit}).fetchall()))
+            return list(
+                map(BreachRecord._make, self._connection.execute(_RECORDS, {"seq": seq, "limit": limit}).fetchall())
+            )
 
     def advance(self, seq: int) -> None:
         """Note that all up to ``seq`` is published; never goes back."""

@@ -1,14 +1,14 @@
 """Does a pooler between the worker and the server keep a session what it is? Advisory locks and settings belong to a server process.
 
-What is required: the session has one server process, alone, for as long as it is open (``pool_mode = session``), and the next session on
-that process starts without what this one has left (``server_reset_query = DISCARD ALL``).
+What is required: the session has one server process, alone, for as long as it is open (``pool_mode = session``), and
+the next session on that process starts without what this one has left (``server_reset_query = DISCARD ALL``).
 """
 
 import time
 
 import psycopg
 
-from sla_pipeline.errors import DatabaseError
+from sla_pipeline.errors import PostgresSetupError
 
 __all__ = ["check_pooler"]
 
@@ -23,7 +23,8 @@ _LEFT_BEHIND = """
 select (select count(*) from pg_prepared_statements),
     (select count(*) from pg_locks where locktype = 'advisory' and pid = pg_backend_pid())
 """
-# one name for all sessions, and shared: where it is never given back, a server process holds it once, however often it is taken
+# one name for all sessions, and shared: where it is never given back, a server process holds it once, however often it
+# is taken
 _LOCK_KEY = "hashtextextended('Pin:lock:probe:support-ticket-sla-monitor', 0)"
 _TAKE_LOCK = f"select pg_advisory_lock_shared({_LOCK_KEY})"
 _HOLDS_LOCK = f"""
@@ -34,10 +35,13 @@ select exists (
 """
 
 
-def check_pooler(first: psycopg.Connection, other: psycopg.Connection, processes: set[int], *, where: str, variable: str) -> None:
-    """Raises ``DatabaseError`` unless ``first`` keeps its server process and leaves it clean; closes ``other``.
+def check_pooler(
+    first: psycopg.Connection, other: psycopg.Connection, processes: set[int], *, where: str, variable: str
+) -> None:
+    """Raises ``PostgresSetupError`` unless ``first`` keeps its server process and leaves it clean; closes ``other``.
 
-    ``processes``: the server processes that ``first`` had so far. ``other`` is a second session by the same way, just opened.
+    ``processes``: the server processes that ``first`` had so far. ``other`` is a second session by the same way, just
+    opened.
     """
     mine, others = set(processes), set[int]()
     for _ in range(_ROUNDS):
@@ -45,9 +49,10 @@ def check_pooler(first: psycopg.Connection, other: psycopg.Connection, processes
         for session, seen in ((other, others), (first, mine), (first, mine), (other, others)):
             seen.add(_process(session))
     if len(mine) > 1 or len(others) > 1 or mine == others:
-        raise DatabaseError(
-            f"{where} is behind a pooler in transaction or statement mode: a session does not keep its server process, settings and "
-            f"locks; set `pool_mode = session` in the pooler for this database, or let {variable} name the server itself"
+        raise PostgresSetupError(
+            f"{where} is behind a pooler in transaction or statement mode: a session does not keep its server process, "
+            f"settings and locks; set `pool_mode = session` in the pooler for this database, or let {variable} name "
+            "the server itself"
         )
     if first.execute(_LEFT_BEHIND).fetchone() != (0, 0):
         raise _not_reset(where, variable)
@@ -67,8 +72,9 @@ def _process(session: psycopg.Connection) -> int:
     return int(row[0])
 
 
-def _not_reset(where: str, variable: str) -> DatabaseError:
-    return DatabaseError(
-        f"{where} is behind a pooler that does not reset a session at its end, so that its locks and prepared statements stay; set "
-        f"`server_reset_query = DISCARD ALL` in the pooler, or let {variable} name the server itself"
+def _not_reset(where: str, variable: str) -> PostgresSetupError:
+    return PostgresSetupError(
+        f"{where} is behind a pooler that does not reset a session at its end, so that its locks and prepared "
+        f"statements stay; set `server_reset_query = DISCARD ALL` in the pooler, or let {variable} name the server "
+        "itself"
     )

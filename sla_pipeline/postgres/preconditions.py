@@ -4,7 +4,7 @@ from datetime import datetime, timedelta
 
 import psycopg
 
-from sla_pipeline.errors import ClockSkewError, CycleLocked, DatabaseError
+from sla_pipeline.errors import ClockSkewError, CycleLocked, PostgresSetupError
 from sla_pipeline.postgres.settings import POSTGRES_URL
 
 __all__ = ["check_clock", "check_writable", "take_single_runner_lock"]
@@ -16,12 +16,12 @@ _SINGLE_RUNNER_LOCK = "Pin:lock:job:scheduled:support-ticket-sla-monitor"
 
 
 def check_writable(connection: psycopg.Connection) -> None:
-    """Raises ``DatabaseError`` on a standby, and on a database that is set to read only."""
+    """Raises ``PostgresSetupError`` on a standby, and on a database that is set to read only."""
     if connection.execute("show transaction_read_only").fetchone() == ("on",):
         info = connection.info
-        raise DatabaseError(
-            f"database {info.dbname!r} on {info.host}:{info.port} is read only: this is a standby, or set to read only; let {POSTGRES_URL} "
-            "name the primary"
+        raise PostgresSetupError(
+            f"database {info.dbname!r} on {info.host}:{info.port} is read only: this is a standby, or set to read "
+            f"only; let {POSTGRES_URL} name the primary"
         )
 
 
@@ -32,9 +32,8 @@ def check_clock(connection: psycopg.Connection, now_utc: datetime) -> None:
     database: datetime = row[0]
     if abs(now_utc - database) > timedelta(seconds=MAX_SKEW_SECONDS):
         raise ClockSkewError(
-            f"the worker's clock says {now_utc.isoformat()}, the database's {database.isoformat()}: "
-            f"more than {MAX_SKEW_SECONDS:g} s apart; nothing"
-            " was marked; set the clocks (NTP) and run again"
+            f"the worker's clock says {now_utc.isoformat()}, the database's {database.isoformat()}: more than "
+            f"{MAX_SKEW_SECONDS:g} s apart; nothing was marked; set the clocks (NTP) and run again"
         )
 
 

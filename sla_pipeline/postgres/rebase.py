@@ -1,7 +1,7 @@
 """The one change that recovery makes to the outbox: published records that Postgres lost are written back under their old sequences.
 
-What belongs here: the statements of ``kafka.recovery.RepairableOutbox``. What does not: when they are called for. Needs the owner's
-login: the worker may not delete a record.
+What belongs here: the statements of ``kafka.recovery.RepairableOutbox``. What does not: when they are called for. Needs
+the owner's login: the worker may not delete a record.
 """
 
 from collections.abc import Iterable
@@ -20,7 +20,8 @@ __all__ = ["RepairablePostgresOutbox"]
 # rows of one round trip while records arrive from Kafka
 _STAGED_ROWS = 1_000
 
-# the records arrive here first, at the pace of Kafka: no lock is held meanwhile, and memory stays bounded. It ends with the session.
+# the records arrive here first, at the pace of Kafka: no lock is held meanwhile, and memory stays bounded. It ends with
+# the session.
 _STAGE = """
 drop table if exists pg_temp.lost;
 create temporary table lost (
@@ -57,13 +58,15 @@ from moved where not exists (select from pg_temp.lost where lost.ticket_id = mov
 """
 _SET_POSITION = """
 update support.ticket_sla_relay set published_seq = %(last_seq)s, published_at = clock_timestamp(),
-    next_seq = (select max(seq) from support.ticket_sla_breaches)
+    last_seq = (select max(seq) from support.ticket_sla_breaches)
 where id = 1
 """
 
 
 class RepairablePostgresOutbox(PostgresOutbox):
-    """The outbox with ``rebase``; the relay's lock and the change have a session each, so that a long change does not let the lock go."""
+    """The outbox with ``rebase``; the relay's lock and the change have a session each, so that a long change does
+    not let the lock go.
+    """
 
     def __init__(self, settings: PostgresSettings) -> None:
         super().__init__(settings)
@@ -77,9 +80,10 @@ class RepairablePostgresOutbox(PostgresOutbox):
     def rebase(self, published: Iterable[PublishedRecord], *, common_seq: int, last_seq: int) -> None:
         """Put ``published``, the records ``common_seq + 1`` to ``last_seq``, in the place of the records after ``common_seq``.
 
-        One transaction, after all of ``published`` has arrived. Later records of the same tickets go, for their event is out; the others
-        keep their order behind ``last_seq``. Raises ``FailClosed``, with nothing changed, when ``published`` is not exactly this run of
-        sequences or contradicts the table; ``DatabaseError``, ``DatabaseUnavailable``.
+        One transaction, after all of ``published`` has arrived. Later records of the same tickets go, for their event
+        is out; the others keep their order behind ``last_seq``. Raises ``FailClosed``, with nothing changed, when
+        ``published`` is not exactly this run of sequences or contradicts the table; ``PostgresSetupError``,
+        ``PostgresUnavailable``.
         """
         given = {"common_seq": common_seq, "last_seq": last_seq}
         with translated_errors(self._settings):
@@ -94,8 +98,8 @@ class RepairablePostgresOutbox(PostgresOutbox):
                     cursor.execute(_SET_POSITION, given)
             except (psycopg.IntegrityError, psycopg.DataError) as error:
                 raise FailClosed(
-                    f"the events with sequences {common_seq + 1} to {last_seq} cannot be written back: {fault_name(error)}. Nothing was "
-                    "changed; a person must decide by hand"
+                    f"the events with sequences {common_seq + 1} to {last_seq} cannot be written back: "
+                    f"{fault_name(error)}. Nothing was changed; a person must decide by hand"
                 ) from None
 
     def _stage(self, published: Iterable[PublishedRecord]) -> None:
@@ -112,10 +116,14 @@ def _require_whole_run(cursor: psycopg.Cursor[tuple[object, ...]], common_seq: i
     if found == expected:
         return
     gap = cursor.execute(_FIRST_GAP, {"common_seq": common_seq, "last_seq": last_seq}).fetchone()
-    what = f"sequence {gap[0]} is missing" if gap and gap[0] is not None else f"there are others (count, first, last: {found})"
+    what = (
+        f"sequence {gap[0]} is missing"
+        if gap and gap[0] is not None
+        else f"there are others (count, first, last: {found})"
+    )
     raise FailClosed(
-        f"the records to be written back are not the sequences {common_seq + 1} to {last_seq}, each once: {what}. Nothing was changed; "
-        "run `sla-pipeline recover` again"
+        f"the records to be written back are not the sequences {common_seq + 1} to {last_seq}, each once: {what}. "
+        "Nothing was changed; run `sla-pipeline recover` again"
     )
 
 

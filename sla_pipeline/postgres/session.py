@@ -1,7 +1,8 @@
 """Sessions: how the job connects, what it requires of a session, how long it waits.
 
-A session must keep its server process to its end: advisory locks and settings belong to that process. So settings are made after
-connecting (a pooler refuses them at login), read back in a second statement, and behind a pooler ``pooler.py`` finds out the rest.
+A session must keep its server process to its end: advisory locks and settings belong to that process. So settings are
+made after connecting (a pooler refuses them at login), read back in a second statement, and behind a pooler
+``pooler.py`` finds out the rest.
 """
 
 import contextlib
@@ -18,7 +19,7 @@ import psycopg
 from psycopg.types.datetime import TimestamptzLoader
 from psycopg.types.string import TextLoader
 
-from sla_pipeline.errors import DatabaseError, DatabaseUnavailable, SlaPipelineError
+from sla_pipeline.errors import PostgresSetupError, PostgresUnavailable, SlaPipelineError
 from sla_pipeline.postgres.faults import login_fault, stop_request_behind, translate
 from sla_pipeline.postgres.login import refusal_of
 from sla_pipeline.postgres.pooler import check_pooler
@@ -42,10 +43,11 @@ _CONNECT_TIMEOUT_SECONDS = 5
 _FIRST_STATEMENTS_SECONDS = 5
 # idle_session_timeout and client_connection_check_interval came with it
 _OLDEST_SERVER = 140_000
-# Bounds one statement. The slowest is the claim under a backlog of millions, about a second; a cycle must end well inside its minute.
+# Bounds one statement. The slowest is the claim under a backlog of millions, about a second; a cycle must end well
+# inside its minute.
 STATEMENT_TIMEOUT_MS = 10_000
-# Bounds one wait for a lock. Rows are taken with SKIP LOCKED; only the outbox's sequence is ever waited for, which a batch holds for
-# milliseconds.
+# Bounds one wait for a lock. Rows are taken with SKIP LOCKED; only the outbox's sequence is ever waited for, which a
+# batch holds for milliseconds.
 LOCK_TIMEOUT_MS = 5_000
 # a worker that froze inside a batch gives its rows back
 _IDLE_IN_TRANSACTION_TIMEOUT_MS = 15_000
@@ -80,13 +82,17 @@ _BOUNDS = {
 # an index of years of tickets takes hours to build
 _UNBOUNDED = {"statement_timeout": 0, "idle_in_transaction_session_timeout": 0, "idle_session_timeout": 0}
 
-# what stands for a time that Python's datetime cannot hold (infinity, years before 1 and after 9999): it compares as the original would
+# what stands for a time that Python's datetime cannot hold (infinity, years before 1 and after 9999): it compares as
+# the original would
 DISTANT_PAST = datetime.min.replace(tzinfo=UTC)
 DISTANT_FUTURE = datetime.max.replace(tzinfo=UTC)
 
 
 class TolerantTimestamptzLoader(TimestamptzLoader):
-    """Loads every timestamp that Postgres can hold. Ten times slower than the driver's own, so for the rows that need it only."""
+    """Loads every timestamp that Postgres can hold.
+
+    Ten times slower than the driver's own, so for the rows that need it only.
+    """
 
     def load(self, data: psycopg.abc.Buffer) -> datetime:
         """Load one; what Python cannot hold becomes ``DISTANT_PAST`` or ``DISTANT_FUTURE``."""
@@ -114,8 +120,9 @@ class PostgresSettings(PostgresUrl):
     def connect(self, *, purpose: str, idle_session_timeout_ms: int = 0) -> psycopg.Connection:
         """Open a session in autocommit mode, with settings of its own and time-outs on all it can wait for.
 
-        ``idle_session_timeout_ms``: the server ends the session, and with it its locks, when it is silent for that long; 0 for never.
-        Raises ``DatabaseUnavailable`` (no answer) or ``DatabaseError`` (refused; an old server; a pooler that does not keep sessions).
+        ``idle_session_timeout_ms``: the server ends the session, and with it its locks, when it is silent for that
+        long; 0 for never. Raises ``PostgresUnavailable`` (no answer) or ``PostgresSetupError`` (refused; an old server; a
+        pooler that does not keep sessions).
         """
         connection = self._open(purpose, _MEANING | _BOUNDS | {"idle_session_timeout": idle_session_timeout_ms})
         # an id is only ever passed on, as text
@@ -128,10 +135,15 @@ class PostgresSettings(PostgresUrl):
 
     def has_worker_role(self) -> bool:
         """Whether the login has the rights of role sla_worker; False where that cannot be found out."""
-        with contextlib.suppress(SlaPipelineError, psycopg.Error), contextlib.closing(self._log_in("rights")) as connection:
+        with (
+            contextlib.suppress(SlaPipelineError, psycopg.Error),
+            contextlib.closing(self._log_in("rights")) as connection,
+        ):
             with _AnswerTimer(self.place) as timer:
                 timer.watch(connection)
-                row = connection.execute("select pg_has_role(oid, 'usage') from pg_roles where rolname = 'sla_worker'").fetchone()
+                row = connection.execute(
+                    "select pg_has_role(oid, 'usage') from pg_roles where rolname = 'sla_worker'"
+                ).fetchone()
             return row == (True,)
         return False
 
@@ -157,8 +169,9 @@ class PostgresSettings(PostgresUrl):
             return psycopg.connect(
                 self.url,
                 autocommit=True,
-                # statements are planned with their values: a generic plan of the claim is hundreds of times slower. Only those are prepared
-                # that ask for it, by `prepare=True`: with None the driver would not heed that either
+                # statements are planned with their values: a generic plan of the claim is hundreds of times slower.
+                # Only those are prepared that ask for it, by `prepare=True`: with None the driver would not heed that
+                # either
                 prepare_threshold=sys.maxsize,
                 connect_timeout=_CONNECT_TIMEOUT_SECONDS,
                 application_name=f"ticket-sla-monitor {purpose}",
@@ -177,8 +190,9 @@ class PostgresSettings(PostgresUrl):
     def _require_version(self, connection: psycopg.Connection) -> None:
         if connection.info.server_version < _OLDEST_SERVER:
             found = connection.info.parameter_status("server_version") or "(unknown)"
-            raise DatabaseError(
-                f"{self.place} is served by version {quoted(found)}; the monitor needs PostgreSQL {_OLDEST_SERVER // 10_000} or later"
+            raise PostgresSetupError(
+                f"{self.place} is served by version {quoted(found)}; the monitor needs PostgreSQL "
+                f"{_OLDEST_SERVER // 10_000} or later"
             )
 
     def _apply(self, connection: psycopg.Connection, values: Mapping[str, object]) -> set[int]:
@@ -186,7 +200,9 @@ class PostgresSettings(PostgresUrl):
         set_all = ", ".join(f"set_config('{name}', %s, false)" for name in values)
         read_all = ", ".join(f"current_setting('{name}')" for name in values)
         # as the server shows them: a time has a unit, and what a socket of this machine does not have is 0
-        made = connection.execute(f"select pg_backend_pid(), {set_all}".encode(), [str(value) for value in values.values()]).fetchone()
+        made = connection.execute(
+            f"select pg_backend_pid(), {set_all}".encode(), [str(value) for value in values.values()]
+        ).fetchone()
         found = connection.execute(f"select pg_backend_pid(), {read_all}".encode()).fetchone()
         assert made is not None and found is not None  # noqa: S101, PT018  a select without a table has a row
         if made[0] == found[0]:
@@ -196,14 +212,17 @@ class PostgresSettings(PostgresUrl):
     def _require_same(self, names: list[str], made: tuple[str, ...], found: tuple[str, ...]) -> None:
         for name, needed, kept in zip(names, made, found, strict=True):
             if needed != kept:
-                raise DatabaseError(
-                    f"{self.place} does not keep the settings of a session: {name} is {quoted(kept)} in the statement after it was set to "
-                    f"{quoted(needed)}; let {self.variable} name the server itself, or set `pool_mode = session` in the pooler"
+                raise PostgresSetupError(
+                    f"{self.place} does not keep the settings of a session: {name} is {quoted(kept)} in the statement "
+                    f"after it was set to {quoted(needed)}; let {self.variable} name the server itself, or set "
+                    "`pool_mode = session` in the pooler"
                 )
 
 
 class _AnswerTimer:
-    """Cuts the watched sessions off when the block takes longer than ``_FIRST_STATEMENTS_SECONDS``: the driver itself has no time limit."""
+    """Cuts the watched sessions off when the block takes longer than ``_FIRST_STATEMENTS_SECONDS``: the driver
+    itself has no time limit.
+    """
 
     def __init__(self, where: str) -> None:
         self._where = where
@@ -232,9 +251,10 @@ class _AnswerTimer:
                 watched.close()
             self._sockets = []
         if expired and isinstance(error, psycopg.OperationalError):
-            raise DatabaseUnavailable(
-                f"{self._where} takes the login and does not answer the first statement within {_FIRST_STATEMENTS_SECONDS} s: a pooler "
-                "that is paused, or has no server process free (`show pools`; `resume`, or raise `default_pool_size`)"
+            raise PostgresUnavailable(
+                f"{self._where} takes the login and does not answer the first statement within "
+                f"{_FIRST_STATEMENTS_SECONDS} s: a pooler that is paused, or has no server process free (`show pools`; "
+                "`resume`, or raise `default_pool_size`)"
             ) from None
 
     def _cut_off(self) -> None:
@@ -248,12 +268,15 @@ class _AnswerTimer:
 def limit_waiting(connection: psycopg.Connection, *, statement_ms: int, lock_ms: int) -> None:
     """Set the session's bounds on a statement and on a wait for a lock, in milliseconds."""
     connection.execute(
-        "select set_config('statement_timeout', %s, false), set_config('lock_timeout', %s, false)", (str(statement_ms), str(lock_ms))
+        "select set_config('statement_timeout', %s, false), set_config('lock_timeout', %s, false)",
+        (str(statement_ms), str(lock_ms)),
     )
 
 
 class _WithoutServerText(logging.Filter):
-    """Drops the driver's "error ignored" warnings: they repeat an error that is raised anyway, whose text may hold a ticket's data."""
+    """Drops the driver's "error ignored" warnings: they repeat an error that is raised anyway, whose text may hold a
+    ticket's data.
+    """
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether the record is kept."""
@@ -267,7 +290,8 @@ logging.getLogger("psycopg").addFilter(_WithoutServerText())
 def translated_errors(settings: PostgresSettings) -> Iterator[None]:
     """Raise one of our errors for each of the driver's, without the driver's in its chain: that text may repeat a ticket's data.
 
-    A stop request that interrupts the driver while it waits is raised as itself, not as the driver's error on its way out.
+    A stop request that interrupts the driver while it waits is raised as itself, not as the driver's error on its way
+    out.
     """
     try:
         yield

@@ -1,7 +1,8 @@
 """Statements on ``support.ticket_sla_set_aside``: overdue tickets that cannot be marked, out of the claim until their next try.
 
-Why: one bad row must not stop the others, and many bad rows must not fill the ceiling of every cycle. They stay in the backlog, are tried
-again with growing pauses, or at once when the row has changed, and leave the table when they are marked or no longer overdue.
+Why: one bad row must not stop the others, and many bad rows must not fill the ceiling of every cycle. They stay in the
+backlog, are tried again with growing pauses, or at once when the row has changed, and leave the table when they are
+marked or no longer overdue.
 """
 
 from collections.abc import Sequence
@@ -34,8 +35,8 @@ RIGHTS = "select, insert, update, delete"
 REASON_LENGTH = 1_000
 """Characters of a reason that a table shows. Reasons are our own words: the longest names five fields that are null."""
 
-# A number that is no number may be as long as a book; 200 characters are more than a message shows.
-# 1, 2, 4 ... minutes after each failure, at most an hour, each five seconds short: a cycle that starts early must not skip its turn
+# A number that is no number may be as long as a book; 200 characters are more than a message shows. 1, 2, 4 ... minutes
+# after each failure, at most an hour, each five seconds short: a cycle that starts early must not skip its turn
 _ADD = """
 insert into support.ticket_sla_set_aside as kept
     (ticket_id, number, kind, error, row_version, first_failed_at, last_failed_at, next_try_at)
@@ -49,8 +50,11 @@ on conflict (ticket_id) do update set
     next_try_at = excluded.last_failed_at - interval '5 seconds'
         + least(interval '1 minute' * 2 ^ least(kept.try_count, 10), interval '1 hour')
 """
-_UNCHANGED = f"tickets.id = s.ticket_id and {OVERDUE} and tickets.xmin::text = coalesce(s.row_version, tickets.xmin::text)"
-# Index: primary keys; the table is small. The version is compared here and not in the claim, which reads the index alone.
+_UNCHANGED = (
+    f"tickets.id = s.ticket_id and {OVERDUE} and tickets.xmin::text = coalesce(s.row_version, tickets.xmin::text)"
+)
+# Index: primary keys; the table is small. The version is compared here and not in the claim, which reads the index
+# alone.
 _FORGET_MENDED = f"""
 delete from support.ticket_sla_set_aside s
 where not exists (select from support.tickets where {_UNCHANGED})
@@ -59,7 +63,10 @@ where not exists (select from support.tickets where {_UNCHANGED})
 _ALL = "from support.ticket_sla_set_aside s"
 # Index: primary keys.
 _STILL = f"{_ALL} where exists (select from support.tickets where {_UNCHANGED})"
-_WAITING = f"{_ALL} where s.next_try_at > %(now_utc)s and exists (select from support.tickets where {_UNCHANGED} and {OF_TENANT})"
+_WAITING = (
+    f"{_ALL} where s.next_try_at > %(now_utc)s and exists (select from support.tickets where {_UNCHANGED} "
+    f"and {OF_TENANT})"
+)
 
 
 class RowSetAside(NamedTuple):
@@ -102,12 +109,21 @@ def add(connection: psycopg.Connection, rows: Sequence[RowSetAside], *, now_utc:
     """Set rows aside; one that is there already waits twice as long as before, at most an hour."""
     if rows:
         ids, numbers, kinds, errors, versions = (list(column) for column in zip(*rows, strict=True))
-        values = {"ids": ids, "numbers": numbers, "kinds": kinds, "errors": errors, "versions": versions, "now_utc": now_utc}
+        values = {
+            "ids": ids,
+            "numbers": numbers,
+            "kinds": kinds,
+            "errors": errors,
+            "versions": versions,
+            "now_utc": now_utc,
+        }
         connection.execute(_ADD, values)
 
 
 def forget_mended(connection: psycopg.Connection, *, now_utc: datetime) -> None:
-    """Take rows out whose ticket is not overdue any more (marked, answered, closed, moved, deleted), or has changed since it failed."""
+    """Take rows out whose ticket is not overdue any more (marked, answered, closed, moved, deleted), or has changed
+    since it failed.
+    """
     connection.execute(_FORGET_MENDED, {"now_utc": now_utc})
 
 
@@ -117,7 +133,9 @@ def recorded(connection: psycopg.Connection, *, limit: int) -> SetAside:
 
 
 def still_set_aside(connection: psycopg.Connection, *, now_utc: datetime, limit: int) -> SetAside:
-    """The tickets set aside whose row is still the one that failed, and overdue: what a cycle at ``now_utc`` would leave in the table."""
+    """The tickets set aside whose row is still the one that failed, and overdue: what a cycle at ``now_utc`` would
+    leave in the table.
+    """
     return _found(connection, _STILL, {"limit": limit, "now_utc": now_utc})
 
 

@@ -1,6 +1,7 @@
 """The settings of Postgres: environment variables, and the URL of a database as libpq reads it.
 
-A message never repeats a part of a URL that was refused: a password that was not percent-encoded may stand anywhere in it.
+A message never repeats a part of a URL that was refused: a password that was not percent-encoded may stand anywhere in
+it.
 """
 
 import ipaddress
@@ -15,7 +16,14 @@ from sla_pipeline.environment import variable
 from sla_pipeline.errors import ConfigurationError
 from sla_pipeline.quoting import named, quoted
 
-__all__ = ["OWNER_URL", "POSTGRES_URL", "SINGLE_RUNNER", "PostgresUrl", "required_url", "single_runner_from_environment"]
+__all__ = [
+    "OWNER_URL",
+    "POSTGRES_URL",
+    "SINGLE_RUNNER",
+    "PostgresUrl",
+    "required_url",
+    "single_runner_from_environment",
+]
 
 POSTGRES_URL = "SLA_POSTGRES_URL"
 OWNER_URL = "SLA_POSTGRES_OWNER_URL"
@@ -28,7 +36,14 @@ _HIGHEST_PORT = 65_535
 _SERVER = ("host", "hostaddr", "port")
 _IDENTITY = (*_SERVER, "dbname", "user", "password")
 # libpq reads these numbers only once a server has answered, or not at all
-_NUMBERS = ("connect_timeout", "keepalives", "keepalives_idle", "keepalives_interval", "keepalives_count", "tcp_user_timeout")
+_NUMBERS = (
+    "connect_timeout",
+    "keepalives",
+    "keepalives_idle",
+    "keepalives_interval",
+    "keepalives_count",
+    "tcp_user_timeout",
+)
 # libpq checks its other parameters before it opens a socket; an attempt that names this folder has passed the check
 _NO_SERVER = "/sla-pipeline-checks-parameters"
 
@@ -42,7 +57,10 @@ def required_url(name: str) -> str:
 
 
 def single_runner_from_environment() -> bool:
-    """Whether ``SLA_SINGLE_RUNNER`` asks for the single-runner mode of SPEC 2.2; off by default. Raises ``ConfigurationError``."""
+    """Whether ``SLA_SINGLE_RUNNER`` asks for the single-runner mode of SPEC 2.2; off by default.
+
+    Raises ``ConfigurationError``.
+    """
     text = variable(SINGLE_RUNNER) or "0"
     if text not in ("0", "1"):
         raise ConfigurationError(f"{SINGLE_RUNNER} is {quoted(text)}; set it to 1 for one runner at a time, or to 0")
@@ -51,7 +69,10 @@ def single_runner_from_environment() -> bool:
 
 @dataclass(frozen=True)
 class PostgresUrl:
-    """A database's URL and the variable that it was read from. Raises ``ConfigurationError`` for one that the driver does not take."""
+    """A database's URL and the variable that it was read from.
+
+    Raises ``ConfigurationError`` for one that the driver does not take.
+    """
 
     url: str = field(repr=False)
     variable: str = POSTGRES_URL
@@ -71,8 +92,15 @@ class PostgresUrl:
         hosts, addresses, ports = ((given.get(name) or "").split(",") for name in ("host", "hostaddr", "port"))
         count = max(len(hosts), len(addresses))
         others = {name: value for name, value in given.items() if name not in _SERVER}
-        columns = (("host", _spread(hosts, count)), ("hostaddr", _spread(addresses, count)), ("port", _spread(ports, count)))
-        return [make_conninfo(**others | {name: values[server] for name, values in columns if values[server]}) for server in range(count)]
+        columns = (
+            ("host", _spread(hosts, count)),
+            ("hostaddr", _spread(addresses, count)),
+            ("port", _spread(ports, count)),
+        )
+        return [
+            make_conninfo(**others | {name: values[server] for name, values in columns if values[server]})
+            for server in range(count)
+        ]
 
     @property
     def place(self) -> str:
@@ -84,7 +112,9 @@ class PostgresUrl:
             known = {option.keyword.decode(): _text(option.val) for option in Conninfo.get_defaults()} | given
         hosts = (known.get("host") or known.get("hostaddr") or "localhost").split(",")
         ports = _spread((known.get("port") or "5432").split(","), len(hosts))
-        servers = ", ".join(f"{named(host or 'localhost')}:{named(port or '5432')}" for host, port in zip(hosts, ports, strict=True))
+        servers = ", ".join(
+            f"{named(host or 'localhost')}:{named(port or '5432')}" for host, port in zip(hosts, ports, strict=True)
+        )
         service = f" of service {quoted(given['service'])}" if "service" in given else ""
         database, user = (quoted(known.get(name) or "(default)") for name in ("dbname", "user"))
         return f"database {database} at {servers} as user {user}{service}"
@@ -118,7 +148,10 @@ def _fault_of(url: str) -> str | None:
         # bytes that are not UTF-8, in the variable itself or percent-encoded, are an error of Python's
         return f"cannot be parsed; write {_FORM}, special characters percent-encoded"
     if not all(port == "" or _is_port(port) for port in str(given.get("port") or "").split(",")):
-        return f"has a port that is not a number from 1 to {_HIGHEST_PORT}; write {_FORM}, special characters percent-encoded"
+        return (
+            f"has a port that is not a number from 1 to {_HIGHEST_PORT}; write {_FORM}, special characters "
+            "percent-encoded"
+        )
     return _fault_of_parameters({name: str(value) for name, value in given.items()})
 
 
@@ -131,12 +164,21 @@ def _fault_of_parameters(given: dict[str, str]) -> str | None:
         return None
     if not _passes():
         names = ", ".join(_refused_variables())
-        return f"cannot be used: the driver does not take the value of its own variable {names}; correct or unset that one. Write {_FORM}"
+        return (
+            f"cannot be used: the driver does not take the value of its own variable {names}; correct or "
+            f"unset that one. Write {_FORM}"
+        )
     refused = refused or [name for name in given if name not in _SERVER and not _passes({name: given[name]})]
     if refused:
-        return f"has a value that the driver does not take for {', '.join(refused)}; see libpq's connection parameters. Write {_FORM}"
+        return (
+            f"has a value that the driver does not take for {', '.join(refused)}; see libpq's connection "
+            f"parameters. Write {_FORM}"
+        )
     names = ", ".join(name for name in given if name not in _IDENTITY)
-    return f"has parameters that the driver does not take together ({names}); see libpq's connection parameters. Write {_FORM}"
+    return (
+        f"has parameters that the driver does not take together ({names}); see libpq's connection parameters. "
+        f"Write {_FORM}"
+    )
 
 
 def _refused_variables() -> list[str]:
@@ -168,7 +210,9 @@ def _passes(given: dict[str, str] | None = None) -> bool:
 
 
 def _is_port(text: str) -> bool:
-    return text.isascii() and text.isdecimal() and len(text) <= len(str(_HIGHEST_PORT)) and 1 <= int(text) <= _HIGHEST_PORT
+    return (
+        text.isascii() and text.isdecimal() and len(text) <= len(str(_HIGHEST_PORT)) and 1 <= int(text) <= _HIGHEST_PORT
+    )
 
 
 def _is_address(text: str) -> bool:

@@ -1,9 +1,10 @@
 """Statements on ``support.tickets``, which belongs to the support service: find the overdue, lock a batch, count the backlog, preview.
 
-What belongs here: reading, and the locks of a batch. What does not: the mark itself (``marking.py``, one statement with the breach
-records). The predicates say ``breach.judge`` in SQL; a property test holds the two together.
+What belongs here: reading, and the locks of a batch. What does not: the mark itself (``marking.py``, one statement with
+the breach records). The predicates say ``breach.judge`` in SQL; a property test holds the two together.
 
-Statuses and flags are literals: as parameters they would hide the partial indexes from the planner (0.07 ms became 37-65 ms).
+Statuses and flags are literals: as parameters they would hide the partial indexes from the planner (0.07 ms became
+37-65 ms).
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,26 +17,44 @@ from psycopg.rows import args_row
 
 from sla_pipeline.postgres.session import TolerantTimestamptzLoader
 
-__all__ = ["LockedTicket", "Preview", "claim", "count_backlog", "id_array", "lock_batch", "other_queues_first", "preview", "still_overdue"]
+__all__ = [
+    "LockedTicket",
+    "Preview",
+    "claim",
+    "count_backlog",
+    "id_array",
+    "lock_batch",
+    "other_queues_first",
+    "preview",
+    "still_overdue",
+]
 
 _FIRST_RESPONSE_OVERDUE = (
-    "status in ('New', 'InWork') and not sla_breached and first_response_at is null and first_response_due_at < %(now_utc)s"
+    "status in ('New', 'InWork') and not sla_breached and first_response_at is null and "
+    "first_response_due_at < %(now_utc)s"
 )
-_RESOLUTION_OVERDUE = "status = 'InWork' and not sla_breached and resolved_at is null and resolution_due_at < %(now_utc)s"
-# what the first branch holds already; `is not true`, since a ticket without a first deadline is in the second branch only
+_RESOLUTION_OVERDUE = (
+    "status = 'InWork' and not sla_breached and resolved_at is null and resolution_due_at < %(now_utc)s"
+)
+# what the first branch holds already; `is not true`, since a ticket without a first deadline is in the second branch
+# only
 _NOT_FIRST_RESPONSE = "(first_response_at is null and first_response_due_at < %(now_utc)s) is not true"
 # not set aside in the very form that the row has now: what a cycle would take out of the table it tries at once
 _NOT_WAITING = (
-    "not exists (select from support.ticket_sla_set_aside s where s.ticket_id = tickets.id and s.next_try_at > %(now_utc)s"
-    " and tickets.xmin::text = coalesce(s.row_version, tickets.xmin::text))"
+    "not exists (select from support.ticket_sla_set_aside s where s.ticket_id = tickets.id and s.next_try_at > "
+    "%(now_utc)s and tickets.xmin::text = coalesce(s.row_version, tickets.xmin::text))"
 )
 OVERDUE = f"(({_FIRST_RESPONSE_OVERDUE}) or ({_RESOLUTION_OVERDUE}))"
 OF_TENANT = "(%(tenant_id)s::uuid is null or tenant_id = %(tenant_id)s::uuid)"
-_NOT_SET_ASIDE = "not exists (select from support.ticket_sla_set_aside s where s.ticket_id = tickets.id and s.next_try_at > %(now_utc)s)"
+_NOT_SET_ASIDE = (
+    "not exists (select from support.ticket_sla_set_aside s where s.ticket_id = tickets.id and "
+    "s.next_try_at > %(now_utc)s)"
+)
 
-# Index: ticket_sla_first_response_overdue in its order up to the limit; ticket_sla_resolution_overdue up to now, then a top-N sort.
-# Two branches and not one predicate with OR: with a LIMIT over the OR the planner walks one index and filters.
-# The second branch cannot be read in the order of resolution_due_at with a limit: under a backlog that is not the order of SPEC 5.3.
+# Index: ticket_sla_first_response_overdue in its order up to the limit; ticket_sla_resolution_overdue up to now, then a
+# top-N sort. Two branches and not one predicate with OR: with a LIMIT over the OR the planner walks one index and
+# filters. The second branch cannot be read in the order of resolution_due_at with a limit: under a backlog that is not
+# the order of SPEC 5.3.
 _CLAIM_WHERE = f"""
 with first_response as (
     select id, first_response_due_at from support.tickets
@@ -53,11 +72,11 @@ _CLAIM = _CLAIM_WHERE.format(wanted=_NOT_SET_ASIDE)
 # for a cycle that cannot read the table of rows set aside
 _CLAIM_ALL = _CLAIM_WHERE.format(wanted="true")
 
-# Index: the primary key; `is true` hides the partial indexes, of which the planner would read all that is overdue for each batch.
-# The whole predicate again: what an operator has answered since the claim drops out, also when his commit
-# falls between this statement's snapshot and the lock (Postgres then judges the new version of the row).
-# `no key update` and not `update`: the latter would skip every ticket on which somebody is just writing a comment (its foreign key).
-# A ticket without a number is a bad row, and has to be named in words all the same.
+# Index: the primary key; `is true` hides the partial indexes, of which the planner would read all that is overdue for
+# each batch. The whole predicate again: what an operator has answered since the claim drops out, also when his commit
+# falls between this statement's snapshot and the lock (Postgres then judges the new version of the row). `no key
+# update` and not `update`: the latter would skip every ticket on which somebody is just writing a comment (its foreign
+# key). A ticket without a number is a bad row, and has to be named in words all the same.
 _LOCK_BATCH = f"""
 select id, coalesce(number, '') as number, tenant_id, queue_id, requester_user_id, assignee_user_id, priority,
     status, sla_breached, first_response_due_at, first_response_at, resolution_due_at, resolved_at,
@@ -69,7 +88,9 @@ for no key update skip locked
 """
 
 # Index: the primary key.
-_STILL_OVERDUE = f"select id from support.tickets where id = any(%(ids)s::uuid[]) and {OVERDUE} order by first_response_due_at, id"
+_STILL_OVERDUE = (
+    f"select id from support.tickets where id = any(%(ids)s::uuid[]) and {OVERDUE} order by first_response_due_at, id"
+)
 
 # Index: the primary key.
 _OTHER_QUEUES_FIRST = """
@@ -93,7 +114,9 @@ with overdue as (
     from support.tickets where {_RESOLUTION_OVERDUE} and {_NOT_FIRST_RESPONSE} and {OF_TENANT} and {{wanted}}
 )
 """
-_PREVIEW_COUNTS = "select kind, queue_id, priority, count(*) from overdue group by kind, queue_id, priority order by 4 desc, 1, 2, 3"
+_PREVIEW_COUNTS = (
+    "select kind, queue_id, priority, count(*) from overdue group by kind, queue_id, priority order by 4 desc, 1, 2, 3"
+)
 _PREVIEW_OLDEST = "select id, number, kind, priority, due_at from overdue order by due_at, id limit %(limit)s"
 
 
@@ -157,7 +180,10 @@ class Preview:
 
 
 def id_array(ids: Iterable[str]) -> str:
-    """Ids as Postgres writes an array. Of a list the driver escapes each member, in Python, which takes longer than to lock the rows."""
+    """Ids as Postgres writes an array.
+
+    Of a list the driver escapes each member, in Python, which takes longer than to lock the rows.
+    """
     return "{" + ",".join(ids) + "}"
 
 
@@ -168,12 +194,19 @@ def claim(
 
     ``all_set_aside`` takes those as well, and reads only ``support.tickets``.
     """
-    cursor = connection.execute(_CLAIM_ALL if all_set_aside else _CLAIM, {"now_utc": now_utc, "tenant_id": tenant_id, "limit": limit})
+    cursor = connection.execute(
+        _CLAIM_ALL if all_set_aside else _CLAIM, {"now_utc": now_utc, "tenant_id": tenant_id, "limit": limit}
+    )
     return [ticket_id for (ticket_id,) in cursor]
 
 
-def lock_batch(connection: psycopg.Connection, ids: Sequence[str], *, now_utc: datetime, tenant_id: str | None) -> list[LockedTicket]:
-    """Lock those of ``ids`` that are still overdue and that nobody else holds, in the order of SPEC 5.3. Needs an open transaction."""
+def lock_batch(
+    connection: psycopg.Connection, ids: Sequence[str], *, now_utc: datetime, tenant_id: str | None
+) -> list[LockedTicket]:
+    """Lock those of ``ids`` that are still overdue and that nobody else holds, in the order of SPEC 5.3.
+
+    Needs an open transaction.
+    """
     values = {"ids": id_array(ids), "now_utc": now_utc, "tenant_id": tenant_id}
     with connection.cursor(row_factory=args_row(LockedTicket)) as cursor:
         try:
@@ -181,14 +214,17 @@ def lock_batch(connection: psycopg.Connection, ids: Sequence[str], *, now_utc: d
         except psycopg.DataError as error:
             if error.sqlstate is not None:
                 raise
-    # not the server but the driver complains, of a time that Python cannot hold: one odd row must not stop the batch that it is in
+    # not the server but the driver complains, of a time that Python cannot hold: one odd row must not stop the batch
+    # that it is in
     with connection.cursor(row_factory=args_row(LockedTicket)) as cursor:
         cursor.adapters.register_loader("timestamptz", TolerantTimestamptzLoader)
         return cursor.execute(_LOCK_BATCH, values, prepare=True).fetchall()
 
 
 def still_overdue(connection: psycopg.Connection, ids: Sequence[str], *, now_utc: datetime) -> list[str]:
-    """Those of ``ids`` that are overdue as committed: after ``lock_batch`` passed them over, somebody else holds them."""
+    """Those of ``ids`` that are overdue as committed: after ``lock_batch`` passed them over, somebody else holds
+    them.
+    """
     cursor = connection.execute(_STILL_OVERDUE, {"ids": id_array(ids), "now_utc": now_utc})
     return [ticket_id for (ticket_id,) in cursor]
 
@@ -207,7 +243,12 @@ def count_backlog(connection: psycopg.Connection, *, now_utc: datetime, tenant_i
 
 
 def preview(
-    connection: psycopg.Connection, *, now_utc: datetime, tenant_id: str | None, oldest: int, all_set_aside: bool = False
+    connection: psycopg.Connection,
+    *,
+    now_utc: datetime,
+    tenant_id: str | None,
+    oldest: int,
+    all_set_aside: bool = False,
 ) -> Preview:
     """What a cycle at ``now_utc`` would try to mark, and the ``oldest`` of these tickets by the deadline that passed. Changes nothing.
 
@@ -221,5 +262,6 @@ def preview(
     ):
         tickets.adapters.register_loader("timestamptz", TolerantTimestamptzLoader)
         return Preview(
-            counts.execute(overdue + _PREVIEW_COUNTS, values).fetchall(), tickets.execute(overdue + _PREVIEW_OLDEST, values).fetchall()
+            counts.execute(overdue + _PREVIEW_COUNTS, values).fetchall(),
+            tickets.execute(overdue + _PREVIEW_OLDEST, values).fetchall(),
         )

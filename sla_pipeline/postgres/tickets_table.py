@@ -1,8 +1,9 @@
 """The support service's table as the monitor needs it: kind, key, columns. One declaration, compared by `migrate` and by every cycle.
 
-What belongs here: the catalogue query, the declaration, the comparison. What does not: statements on tickets (``tickets.py``), our own
-tables (``migrations/``). Accepted is what was tried on a server and marks, publishes and audits the right values. Everything else is
-refused with its remedy: a deadline without a time zone ended each cycle in a traceback, a flag that may be null hid a breach in silence.
+What belongs here: the catalogue query, the declaration, the comparison. What does not: statements on tickets
+(``tickets.py``), our own tables (``migrations/``). Accepted is what was tried on a server and marks, publishes and
+audits the right values. Everything else is refused with its remedy: a deadline without a time zone ended each cycle in
+a traceback, a flag that may be null hid a breach in silence.
 """
 
 import re
@@ -12,7 +13,7 @@ from typing import Any
 
 import psycopg
 
-from sla_pipeline.errors import DatabaseError
+from sla_pipeline.errors import PostgresSetupError
 
 __all__ = ["CATALOGUE", "Column", "FoundColumn", "TicketsTable", "faults", "read_table", "require_table"]
 
@@ -56,7 +57,9 @@ NEEDED = (
     Column("requester_user_id", _UUID, "it goes out as a UUID"),
     Column("assignee_user_id", _UUID, "it goes out as a UUID"),
     Column("priority", _PASSED_ON, "it goes out as text"),
-    Column("status", (*_TEXT, _ENUM), "it is compared with New and InWork, exactly", indexed=True, labels=("New", "InWork")),
+    Column(
+        "status", (*_TEXT, _ENUM), "it is compared with New and InWork, exactly", indexed=True, labels=("New", "InWork")
+    ),
     Column("first_response_due_at", _MOMENT, "a deadline must be a moment in time", indexed=True),
     Column("first_response_at", _MOMENT, "a reply must be a moment in time", indexed=True),
     Column("resolution_due_at", _MOMENT, "a deadline must be a moment in time", indexed=True),
@@ -103,7 +106,9 @@ class TicketsTable:
     kind: str
     """``pg_class.relkind``."""
     partition_keys: tuple[str, ...]
-    """Of the table and of partitions that are partitioned again, as Postgres writes them; empty for an ordinary table."""
+    """Of the table and of partitions that are partitioned again, as Postgres writes them; empty for an ordinary
+    table.
+    """
     has_unique_id: bool
     below: tuple[tuple[str, str], ...] = ()
     """Name and kind of every table that inherits from it: partitions of all levels, or old-style children."""
@@ -124,9 +129,9 @@ class TicketsTable:
         )
 
 
-# One row, or none where there is no such table. Reads the catalogue only, by its indexes. No function that prints an expression of the
-# table: those lock it, and a cycle would wait for whoever rebuilds it instead of publishing what waits.
-# A constraint `not null ... not valid` says nothing of the rows that were there before.
+# One row, or none where there is no such table. Reads the catalogue only, by its indexes. No function that prints an
+# expression of the table: those lock it, and a cycle would wait for whoever rebuilds it instead of publishing what
+# waits. A constraint `not null ... not valid` says nothing of the rows that were there before.
 CATALOGUE = """
 with recursive resolved (attnum, type_id) as (
     select attnum, atttypid from pg_attribute where attrelid = to_regclass('support.tickets') and attnum > 0 and not attisdropped
@@ -190,22 +195,27 @@ def read_table(connection: psycopg.Connection) -> TicketsTable | None:
 
 
 def require_table(found: TicketsTable, *, for_audit: bool) -> None:
-    """Raises ``DatabaseError``, with all faults in one message, unless the table is as needed; nothing was touched then."""
+    """Raises ``PostgresSetupError``, with all faults in one message, unless the table is as needed; nothing was touched
+    then.
+    """
     reasons = faults(found, for_audit=for_audit)
     if reasons:
-        raise DatabaseError(
-            f"table {TABLE} in database {found.database!r} is not as the monitor needs it: {'; '.join(reasons)}. Nothing was touched. The "
-            "table belongs to the support service: have it changed there"
+        raise PostgresSetupError(
+            f"table {TABLE} in database {found.database!r} is not as the monitor needs it: {'; '.join(reasons)}. "
+            "Nothing was touched. The table belongs to the support service: have it changed there"
         )
 
 
 def faults(found: TicketsTable, *, for_audit: bool) -> list[str]:
-    """What is wrong with the table, each with its remedy; pure. ``for_audit`` looks at what only the audit reads as well."""
+    """What is wrong with the table, each with its remedy; pure.
+
+    ``for_audit`` looks at what only the audit reads as well.
+    """
     if found.kind not in (_ORDINARY, _PARTITIONED):
         # without rows of its own nothing below says anything
         return [
-            f"it is {_KINDS.get(found.kind, 'no table')}, needed is the ordinary or partitioned table itself, whose rows can be locked "
-            "and whose versions can be told apart"
+            f"it is {_KINDS.get(found.kind, 'no table')}, needed is the ordinary or partitioned table itself, whose "
+            "rows can be locked and whose versions can be told apart"
         ]
     reasons = [*_faults_of_tree(found), *_faults_of_key(found)]
     for needed in NEEDED:
@@ -217,8 +227,8 @@ def faults(found: TicketsTable, *, for_audit: bool) -> list[str]:
 def _faults_of_tree(found: TicketsTable) -> list[str]:
     if found.kind == _ORDINARY:
         return [
-            f"it has a child by inheritance, {name}, and no key is unique over both; take it off (`alter table {name} no inherit {TABLE}`) "
-            "or partition the table by id"
+            f"it has a child by inheritance, {name}, and no key is unique over both; take it off (`alter table {name} "
+            f"no inherit {TABLE}`) or partition the table by id"
             for name, _ in found.below
         ]
     return [
@@ -236,8 +246,9 @@ def _faults_of_key(found: TicketsTable) -> list[str]:
     hindering = [key for key in found.partition_keys if not re.fullmatch(r"(HASH|RANGE|LIST) \(id\)", key)]
     if hindering:
         return [
-            f"id is not unique by itself: the table is partitioned by {' and '.join(hindering)}, and Postgres keeps a key unique within "
-            f"each partition only unless it holds the partition key; {why}; partition it by hash or range of id"
+            f"id is not unique by itself: the table is partitioned by {' and '.join(hindering)}, and Postgres keeps a "
+            f"key unique within each partition only unless it holds the partition key; {why}; partition it by hash or "
+            "range of id"
         ]
     adding = f"create unique index {'' if found.partition_keys else 'concurrently '}on {TABLE} (id)"
     return [f"id has no valid unique index of its own, without a condition; {why}; `{adding}`"]
@@ -250,27 +261,42 @@ def _faults_of_column(needed: Column, found: FoundColumn | None) -> list[str]:
         return [f"column {needed.name} is missing, needed is {types} ({needed.why}); `{adding}`"]
     reasons = []
     if not _is_accepted(needed, found):
-        reasons.append(f"column {needed.name} is {_described(found)}, needed is {types} ({needed.why}){_conversion(needed, found)}")
+        reasons.append(
+            f"column {needed.name} is {_described(found)}, needed is {types} ({needed.why}){_conversion(needed, found)}"
+        )
     elif missing := [label for label in needed.labels if found.is_enum and label not in found.labels]:
         adding = ", ".join(f"`alter type {found.type} add value '{label}'`" for label in missing)
-        reasons.append(f"column {needed.name} is {found.type}, an enum without the value {' and '.join(missing)} ({needed.why}); {adding}")
+        reasons.append(
+            f"column {needed.name} is {found.type}, an enum without the value {' and '.join(missing)} "
+            f"({needed.why}); {adding}"
+        )
     elif needed.labels and not found.deterministic:
         collating = _alter(f'alter column {needed.name} type text collate "default"')
         reasons.append(
-            f"column {needed.name} has a collation under which different texts are equal, needed is a deterministic one ({needed.why}); "
-            f"`{collating}`"
+            f"column {needed.name} has a collation under which different texts are equal, needed is a deterministic "
+            f"one ({needed.why}); `{collating}`"
         )
     if needed.not_null and not found.not_null:
-        filling = f"`update {TABLE} set {needed.name} = false where {needed.name} is null`, then " if needed.types == _BOOLEAN else ""
-        setting = _alter(f"validate constraint {found.unvalidated}" if found.unvalidated else f"alter column {needed.name} set not null")
+        filling = (
+            f"`update {TABLE} set {needed.name} = false where {needed.name} is null`, then "
+            if needed.types == _BOOLEAN
+            else ""
+        )
+        setting = _alter(
+            f"validate constraint {found.unvalidated}"
+            if found.unvalidated
+            else f"alter column {needed.name} set not null"
+        )
         reasons.append(f"column {needed.name} may be null, needed is not null ({needed.why}); {filling}`{setting}`")
     if found.generated and needed.written:
         reasons.append(
-            f"column {needed.name} is generated, needed is one that can be written ({needed.why}); {_ungenerated(needed, found)}"
+            f"column {needed.name} is generated, needed is one that can be written ({needed.why}); "
+            f"{_ungenerated(needed, found)}"
         )
     elif found.generated == "v" and needed.indexed:
         reasons.append(
-            f"column {needed.name} is a virtual generated column, needed is one that an index can hold; add it again as a stored one"
+            f"column {needed.name} is a virtual generated column, needed is one that an index can hold; add it again "
+            "as a stored one"
         )
     return reasons
 

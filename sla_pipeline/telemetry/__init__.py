@@ -1,1 +1,4 @@
-"""What the pipeline tells about itself: the form of its log lines. What does not belong here: alerts, and the journal of cycles."""
+"""What the pipeline tells about itself: the form of its log lines.
+
+What does not belong here: alerts, and the journal of cycles.
+"""

@@ -1,7 +1,7 @@
 """Log lines as JSON objects on standard error, one a line (SPEC 9.1).
 
-What belongs here: the form. What does not: which lines there are; each is written where the thing happens, its values in ``extra``,
-and none holds more of a ticket than id, number and kind (SPEC 4.4).
+What belongs here: the form. What does not: which lines there are; each is written where the thing happens, its values
+in ``extra``, and none holds more of a ticket than id, number and kind (SPEC 4.4).
 """
 
 import logging
@@ -16,7 +16,10 @@ _ROOT = "sla_pipeline"
 
 
 def configure_logging(level: int = logging.INFO) -> None:
-    """Send this package's log to standard error as JSON. A second call changes the level only; other packages' logs are left alone."""
+    """Send this package's log to standard error as JSON.
+
+    A second call changes the level only; other packages' logs are left alone.
+    """
     logger = logging.getLogger(_ROOT)
     logger.setLevel(level)
     if any(isinstance(handler.formatter, JsonFormatter) for handler in logger.handlers):

@@ -1,11 +1,13 @@
 """``make bench``: three ratios, each taken inside one run, since these machines are shared and absolute times drift.
 
 1. Marking: claim and mark of 10,000 tickets in 20 batches, against one SQL statement that marks and records the same.
-2. Publishing: 10,000 breach records through the relay, against a plain idempotent producer that reads and sends the same, headers too.
-3. Idling: an empty cycle on 2,000,000 tickets, 200,000 of them breached and still open, against one on 100,000 with none.
+2. Publishing: 10,000 breach records through the relay, against a plain idempotent producer that reads and sends the
+  same, headers too.
+3. Idling: an empty cycle on 2,000,000 tickets, 200,000 of them breached and still open, against one on 100,000 with
+  none.
 
-Each round runs both sides in turn; printed is the median of the rounds' ratios, with the least and the greatest. The numbers go to
-``build/bench.json`` too. Nothing is asserted: a timed test would fail on a busy machine.
+Each round runs both sides in turn; printed is the median of the rounds' ratios, with the least and the greatest. The
+numbers go to ``build/bench.json`` too. Nothing is asserted: a timed test would fail on a busy machine.
 """
 
 import json
@@ -49,8 +51,9 @@ select gen_random_uuid(), %(prefix)s || g, gen_random_uuid(), gen_random_uuid(),
 from generate_series(1, %(count)s) g
 """
 
-# the same work as the job's, in one statement: both kinds in the order of SPEC 5.3, without what is set aside, each event put together.
-# Its EventId is hashed by SHA-256, since SHA-1 comes with extensions only; all else is compared with what the job writes.
+# the same work as the job's, in one statement: both kinds in the order of SPEC 5.3, without what is set aside, each
+# event put together. Its EventId is hashed by SHA-256, since SHA-1 comes with extensions only; all else is compared
+# with what the job writes.
 _ONE_STATEMENT = """
 with batch as (
     select id, case when first_response_at is null and first_response_due_at < %(now)s then 'FirstResponse' else 'Resolution' end as kind
@@ -63,8 +66,8 @@ with batch as (
     update support.tickets t set sla_breached = true, updated_at = %(now)s from batch where batch.id = t.id
     returning t.*, kind, case kind when 'FirstResponse' then first_response_due_at else resolution_due_at end as due_at
 ), taken as (
-    update support.ticket_sla_relay set next_seq = next_seq + (select count(*) from marked) where id = 1
-    returning next_seq - (select count(*) from marked) as base
+    update support.ticket_sla_relay set last_seq = last_seq + (select count(*) from marked) where id = 1
+    returning last_seq - (select count(*) from marked) as base
 )
 insert into support.ticket_sla_breaches (seq, ticket_id, number, kind, due_at, breached_at, correlation_id, payload)
 select base + row_number() over (order by first_response_due_at, marked.id), marked.id, number, kind, due_at, %(now)s, 'benchmark',
@@ -82,7 +85,9 @@ _WRITTEN = """
 select md5(string_agg(concat_ws(' ', seq, ticket_id, number, kind, due_at, payload::jsonb - 'EventId' - 'BreachedAt'), ',' order by seq))
 from support.ticket_sla_breaches
 """
-_TO_PUBLISH = "select seq, ticket_id::text, correlation_id, payload from support.ticket_sla_breaches order by seq limit 10000"
+_TO_PUBLISH = (
+    "select seq, ticket_id::text, correlation_id, payload from support.ticket_sla_breaches order by seq limit 10000"
+)
 
 
 @dataclass(frozen=True)
@@ -110,14 +115,16 @@ def _ratio(name: str, target: float, rounds: list[tuple[float, float]]) -> Ratio
     return Ratio(name, ours, other, statistics.median(ratios), min(ratios), max(ratios), target)
 
 
-def _fill(connection: psycopg.Connection, *, prefix: str, count: int, due: int, status: str = "New", breached: bool = False) -> None:
+def _fill(
+    connection: psycopg.Connection, *, prefix: str, count: int, due: int, status: str = "New", breached: bool = False
+) -> None:
     connection.execute(_INSERT, {"prefix": prefix, "count": count, "due": due, "status": status, "breached": breached})
 
 
 def _reset_marks(connection: psycopg.Connection) -> None:
     connection.execute("update support.tickets set sla_breached = false where sla_breached")
     connection.execute("truncate support.ticket_sla_breaches, support.ticket_sla_cycles")
-    connection.execute("update support.ticket_sla_relay set next_seq = 0, published_seq = 0")
+    connection.execute("update support.ticket_sla_relay set last_seq = 0, published_seq = 0")
     connection.execute("vacuum analyze support.tickets")
     connection.execute("checkpoint")
 
@@ -166,7 +173,12 @@ def _publishing(owner_url: str, bootstrap_servers: str, rounds: int) -> Ratio:
 
         def other() -> None:
             producer = Producer(
-                {"bootstrap.servers": bootstrap_servers, "enable.idempotence": True, "linger.ms": 5, "compression.type": "none"}
+                {
+                    "bootstrap.servers": bootstrap_servers,
+                    "enable.idempotence": True,
+                    "linger.ms": 5,
+                    "compression.type": "none",
+                }
             )
             with psycopg.connect(owner_url) as session:
                 for seq, ticket_id, run_id, payload in session.execute(_TO_PUBLISH):
@@ -185,10 +197,11 @@ def _publishing(owner_url: str, bootstrap_servers: str, rounds: int) -> Ratio:
             if number:
                 measured.append(pair)
             # ten thousand more of the same to publish
-            owner.execute("update support.ticket_sla_relay set next_seq = next_seq + 10000")
+            owner.execute("update support.ticket_sla_relay set last_seq = last_seq + 10000")
             owner.execute(
-                "insert into support.ticket_sla_breaches (seq, ticket_id, number, kind, due_at, breached_at, correlation_id, payload) "
-                "select seq + %s, gen_random_uuid(), number, kind, due_at, breached_at, correlation_id, payload from benchmark_records",
+                "insert into support.ticket_sla_breaches (seq, ticket_id, number, kind, due_at, breached_at, "
+                "correlation_id, payload) select seq + %s, gen_random_uuid(), number, kind, due_at, breached_at, "
+                "correlation_id, payload from benchmark_records",
                 ((number + 1) * _COUNT,),
             )
     return _ratio("publishing 10,000: relay / plain idempotent producer", 2.0, measured)
@@ -225,11 +238,17 @@ class _Clock:
 
 def main(
     rounds: Annotated[int, typer.Option(min=1, help="Counted rounds of each pair.")] = 7,
-    only: Annotated[str, typer.Option(help="Run only those whose name holds this word: marking, publishing, idling.")] = "",
+    only: Annotated[
+        str, typer.Option(help="Run only those whose name holds this word: marking, publishing, idling.")
+    ] = "",
     json_file: Annotated[Path, typer.Option(help="Where the numbers go.")] = Path("build/bench.json"),
 ) -> None:
     """Measure the three ratios on embedded PostgreSQL (durable) and Kafka."""
-    with server_folder() as folder, embedded_postgres(folder / "postgres") as postgres, embedded_kafka(folder / "kafka") as kafka:
+    with (
+        server_folder() as folder,
+        embedded_postgres(folder / "postgres") as postgres,
+        embedded_kafka(folder / "kafka") as kafka,
+    ):
         urls = {name: postgres.database(f"bench_{name}") for name in ("busy", "small", "large")}
         for url in urls.values():
             upgrade(url, with_tickets=True)
@@ -246,10 +265,14 @@ def main(
         if only in "idling":
             console.print("idling ...")
             ratios.append(_idling(urls["small"], urls["large"], kafka.bootstrap_servers, rounds))
-    table = Table("what", "ours, s", "other, s", "ratio", "least-greatest", "target", title=f"medians of {rounds} rounds")
+    table = Table(
+        "what", "ours, s", "other, s", "ratio", "least-greatest", "target", title=f"medians of {rounds} rounds"
+    )
     for r in ratios:
         spread = f"{r.least:.2f}-{r.greatest:.2f}"
-        table.add_row(r.name, f"{r.ours_seconds:.3f}", f"{r.other_seconds:.3f}", f"{r.ratio:.2f}", spread, f"{r.target:.2f}")
+        table.add_row(
+            r.name, f"{r.ours_seconds:.3f}", f"{r.other_seconds:.3f}", f"{r.ratio:.2f}", spread, f"{r.target:.2f}"
+        )
     Console(width=140).print(table)
     json_file.parent.mkdir(parents=True, exist_ok=True)
     json_file.write_text(json.dumps([asdict(r) for r in ratios], indent=2) + "\n")

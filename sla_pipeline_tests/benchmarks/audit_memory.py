@@ -1,7 +1,9 @@
-"""``python -m sla_pipeline_tests.benchmarks.audit_memory``: what an audit of a million events takes, in memory and in time.
+"""``python -m sla_pipeline_tests.benchmarks.audit_memory``: what an audit of a million events takes, in memory and in
+time.
 
-Real PostgreSQL and Kafka, filled with marked tickets, their breach records and, through the relay, their events; then one audit in a
-process of its own (``audit_process.py``). What belongs here: filling, which a test of the growth uses as well. What does not: a limit.
+Real PostgreSQL and Kafka, filled with marked tickets, their breach records and, through the relay, their events; then
+one audit in a process of its own (``audit_process.py``). What belongs here: filling, which a test of the growth uses as
+well. What does not: a limit.
 """
 
 import json
@@ -35,7 +37,10 @@ _TICKETS = """
 copy support.tickets (id, number, tenant_id, queue_id, requester_user_id, priority, status, first_response_due_at, sla_breached, created_at,
     updated_at) from stdin
 """
-_RECORDS = "copy support.ticket_sla_breaches (seq, ticket_id, number, kind, due_at, breached_at, correlation_id, payload) from stdin"
+_RECORDS = (
+    "copy support.ticket_sla_breaches (seq, ticket_id, number, kind, due_at, breached_at, "
+    "correlation_id, payload) from stdin"
+)
 # of one transaction, as a large cycle writes them
 _BATCH = 10_000
 
@@ -58,13 +63,16 @@ def _fill_batch(connection: psycopg.Connection, count: int) -> None:
     tenant_id, queue_id, run_id = (str(uuid.uuid4()) for _ in range(3))
     with connection.transaction(), connection.cursor() as cursor:
         row = cursor.execute(
-            "update support.ticket_sla_relay set next_seq = next_seq + %s where id = 1 returning next_seq - %s", (count, count)
+            "update support.ticket_sla_relay set last_seq = last_seq + %s where id = 1 returning last_seq - %s",
+            (count, count),
         ).fetchone()
         base = row[0] if row else 0
         with cursor.copy(_TICKETS) as copy:
             for ticket_id in ids:
                 number = f"TCK-{ticket_id[:8]}-{ticket_id[9:13]}"
-                copy.write_row((ticket_id, number, tenant_id, queue_id, tenant_id, "High", "New", due_at, True, due_at, now_utc))
+                copy.write_row(
+                    (ticket_id, number, tenant_id, queue_id, tenant_id, "High", "New", due_at, True, due_at, now_utc)
+                )
         with cursor.copy(_RECORDS) as copy:
             for seq, ticket_id in enumerate(ids, start=base + 1):
                 number = f"TCK-{ticket_id[:8]}-{ticket_id[9:13]}"

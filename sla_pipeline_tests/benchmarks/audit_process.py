@@ -38,7 +38,9 @@ def measured(postgres_url: str, kafka: KafkaSettings) -> Measured:
         "SLA_KAFKA_BOOTSTRAP_SERVERS": kafka.bootstrap_servers,
         "SLA_KAFKA_TOPIC": kafka.topic,
     }
-    told = subprocess.run([sys.executable, "-m", __name__], env=environment, capture_output=True, text=True, check=False)
+    told = subprocess.run(
+        [sys.executable, "-m", __name__], env=environment, capture_output=True, text=True, check=False
+    )
     if told.returncode:
         raise RuntimeError(told.stderr)
     return Measured(**json.loads(told.stdout))
@@ -62,7 +64,9 @@ def main() -> None:
 
 
 def _peak_mb() -> float:
-    """The largest resident set of this program so far. Not getrusage: what it tells includes the parent, before exec."""
+    """The largest resident set of this program so far. Not getrusage: what it tells includes the parent, before
+    exec.
+    """
     (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:")]
     return int(line.split()[1]) / 1024
 

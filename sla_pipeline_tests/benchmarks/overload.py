@@ -1,7 +1,9 @@
-"""``python -m sla_pipeline_tests.benchmarks.overload``: 200,000 tickets overdue at once, cycle after cycle down to none.
+"""``python -m sla_pipeline_tests.benchmarks.overload``: 200,000 tickets overdue at once, cycle after cycle down to
+none.
 
-Each cycle has the default ceiling of 10,000. Printed for each: tickets marked, tickets left, seconds, memory of the worker. What must be
-true of the first few is asserted in ``integration/overload``; nothing is asserted here, and CI does not run it.
+Each cycle has the default ceiling of 10,000. Printed for each: tickets marked, tickets left, seconds, memory of the
+worker. What must be true of the first few is asserted in ``integration/overload``; nothing is asserted here, and CI
+does not run it.
 """
 
 from datetime import UTC, datetime, timedelta
@@ -27,7 +29,8 @@ console = Console(stderr=True)
 _SPARE_CYCLES = 2
 
 
-# every third is late to be resolved, the others to be answered; half of each kind is due at the same moments as the others
+# every third is late to be resolved, the others to be answered; half of each kind is due at the same moments as the
+# others
 _COME = """
 insert into support.tickets (id, number, tenant_id, queue_id, requester_user_id, priority, status, first_response_due_at,
     first_response_at, resolution_due_at)
@@ -55,7 +58,11 @@ def _cycles(owner_url: str, kafka: KafkaSettings, count: int) -> list[CycleOutco
 
 def main(tickets: Annotated[int, typer.Option(min=1, help="Overdue at the start.")] = 200_000) -> None:
     """Run cycles on embedded PostgreSQL (durable) and Kafka until nothing is overdue."""
-    with server_folder() as folder, embedded_postgres(folder / "postgres") as postgres, embedded_kafka(folder / "kafka") as kafka:
+    with (
+        server_folder() as folder,
+        embedded_postgres(folder / "postgres") as postgres,
+        embedded_kafka(folder / "kafka") as kafka,
+    ):
         owner_url, settings = postgres.database("overload"), KafkaSettings(kafka.bootstrap_servers, topic="overload")
         upgrade(owner_url, with_tickets=True)
         create_topics(settings)
@@ -64,7 +71,16 @@ def main(tickets: Annotated[int, typer.Option(min=1, help="Overdue at the start.
             come_overdue(owner, "late", tickets, due_hours_ago=24, now=datetime.now(UTC))
             owner.execute("vacuum analyze support.tickets")
         outcomes = _cycles(owner_url, settings, tickets)
-    table = Table("cycle", "marked", "published", "backlog", "duration, s", "memory, MB", "errors", title=f"{tickets:,} overdue at once")
+    table = Table(
+        "cycle",
+        "marked",
+        "published",
+        "backlog",
+        "duration, s",
+        "memory, MB",
+        "errors",
+        title=f"{tickets:,} overdue at once",
+    )
     for number, outcome in enumerate(outcomes, start=1):
         table.add_row(
             *(str(number), f"{outcome.marked:,}", f"{outcome.published:,}", f"{outcome.backlog:,}"),

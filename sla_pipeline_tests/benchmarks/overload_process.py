@@ -1,7 +1,7 @@
 """A worker in a process of its own that runs a cycle for each line it is sent, and tells how much memory it holds.
 
-What belongs here: the process and how a test drives it. What does not: what must be true of its cycles. For each line on standard input it
-prints one JSON object; it ends when its input does.
+What belongs here: the process and how a test drives it. What does not: what must be true of its cycles. For each line
+on standard input it prints one JSON object; it ends when its input does.
 """
 
 import gc
@@ -48,7 +48,9 @@ class Worker:
     def __enter__(self) -> "Worker":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._process.kill()
         self._process.communicate()
 

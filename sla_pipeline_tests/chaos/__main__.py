@@ -26,10 +26,14 @@ def main(
     kills: Annotated[int, typer.Option(help="SIGKILLs of workers.")] = 240,
     tickets: Annotated[int, typer.Option(help="Breaches that there should be at least.")] = 100_000,
     seconds: Annotated[float, typer.Option(help="Length of the disrupted part of the run.")] = 240.0,
-    seed: Annotated[int | None, typer.Option(help="Draws everything that can be drawn; a new one when left out.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Draws everything that can be drawn; a new one when left out.")
+    ] = None,
     broken: Annotated[Build, typer.Option(help="Run a wrong build, which must be caught: exit code 1.")] = Build.SOUND,
     outages: Annotated[bool, typer.Option(help="End and restart servers, too.")] = True,
-    output: Annotated[Path, typer.Option(help="The result; the history and the workers' logs go beside it.")] = Path("build/chaos.json"),
+    output: Annotated[Path, typer.Option(help="The result; the history and the workers' logs go beside it.")] = Path(
+        "build/chaos.json"
+    ),
 ) -> None:
     """Three workers, operators, kills, freezes, outages; then every ticket, record and event is compared."""
     scenario = Scenario(

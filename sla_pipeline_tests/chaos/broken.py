@@ -1,7 +1,8 @@
-"""Three builds of the product that are wrong, each in the way in which such programs usually are. For this harness's workers only.
+"""Three builds of the product that are wrong, each in the way in which such programs usually are. For this harness's
+workers only.
 
-What belongs here: the patches. What does not: a switch in the product; it has none. Each leaves out one rule whose absence no test of a
-healthy system shows, and the harness must notice each.
+What belongs here: the patches. What does not: a switch in the product; it has none. Each leaves out one rule whose
+absence no test of a healthy system shows, and the harness must notice each.
 """
 
 from collections.abc import Callable, Sequence
@@ -50,7 +51,9 @@ class _PositionFromPostgres:
 
     def read(self, deadline: Deadline) -> Progress:
         seq = self._outbox.published_seq()
-        return Progress.standing_at(seq, record_digest(self._outbox.records_from(seq, 1)[0]) if seq else "", "plain outbox")
+        return Progress.standing_at(
+            seq, record_digest(self._outbox.records_from(seq, 1)[0]) if seq else "", "plain outbox"
+        )
 
 
 def _plain_outbox(*, outbox: Outbox, reader: ProgressReader, **others: object) -> Takeover:
@@ -58,7 +61,9 @@ def _plain_outbox(*, outbox: Outbox, reader: ProgressReader, **others: object) -
 
 
 class _PositionReadEarly:
-    """The position is read before earlier publishers are shut out: one of them may still commit what we are about to send."""
+    """The position is read before earlier publishers are shut out: one of them may still commit what we are about to
+    send.
+    """
 
     def __init__(self, reader: ProgressReader, deadline: Deadline, on_step: OnStep) -> None:
         self._reader = reader

@@ -1,6 +1,8 @@
-"""What happened in a run: one JSON line for each event, the counts of them, and how long each disruption kept all cycles from succeeding.
+"""What happened in a run: one JSON line for each event, the counts of them, and how long each disruption kept all
+cycles from succeeding.
 
-What belongs here: keeping and counting. What does not: judging what it means for tickets (``verdict.py``). Used by many threads.
+What belongs here: keeping and counting. What does not: judging what it means for tickets (``verdict.py``). Used by many
+threads.
 """
 
 import json
@@ -14,9 +16,9 @@ __all__ = ["EXPECTED_ERRORS", "Chronicle"]
 
 EXPECTED_ERRORS = frozenset(
     {
-        "DatabaseUnavailable",
+        "PostgresUnavailable",
         # a lock or a statement took longer than its time-out
-        "DatabaseBusy",
+        "PostgresBusy",
         "KafkaUnavailable",
         "PublisherBusy",
         "PublisherFenced",
@@ -24,7 +26,9 @@ EXPECTED_ERRORS = frozenset(
         "LockNotAvailable",
     }
 )
-"""What a cycle may end with while servers go away and rivals freeze. Anything else, ``FailClosed`` above all, is a fault of the product."""
+"""What a cycle may end with while servers go away and rivals freeze. Anything else, ``FailClosed`` above all, is a
+fault of the product.
+"""
 
 # a server that is away for longer stops the timeline
 _OUTAGE_SECONDS = 3.0
@@ -55,7 +59,9 @@ class Chronicle:
         self._last_success = 0.0
         self._all_back_since = self._away_since = self._ticked = self.began
         self.played = 0.0
-        """Seconds of the timeline. It stands still while a server takes long to start, or a busy machine would see half of it only."""
+        """Seconds of the timeline. It stands still while a server takes long to start, or a busy machine would see half
+        of it only.
+        """
 
     def begin(self) -> None:
         """The scene is set."""
@@ -113,7 +119,9 @@ class Chronicle:
             return 0.0 if self._away else time.monotonic() - self._all_back_since
 
     def back_again(self, server: str, how: str) -> None:
-        """A server that was ended answers again. Nothing could recover before: what waits for a recovery counts from now."""
+        """A server that was ended answers again. Nothing could recover before: what waits for a recovery counts from
+        now.
+        """
         with self._lock:
             self.restarts[f"{server} {how}"] += 1
             self._away.discard(server)
@@ -122,7 +130,9 @@ class Chronicle:
             self._disrupted(f"{server} back", {"how": how})
 
     def cycle_ended(self, seat: int, outcome: str, told: str) -> None:
-        """A worker reports a cycle: ``ok``, or the class of what it ended with; ``told`` is the error's text or the counts."""
+        """A worker reports a cycle: ``ok``, or the class of what it ended with; ``told`` is the error's text or the
+        counts.
+        """
         with self._lock:
             self.cycles[outcome] += 1
             if outcome == "ok":

@@ -1,7 +1,7 @@
 """One run from its first ticket to its verdict.
 
-What belongs here: setting the scene, the timeline as it passes, ending everything in order. What does not: each disruption
-(``seats.py``, ``outages.py``), the operators (``operators.py``), the comparison (``verdict.py``).
+What belongs here: setting the scene, the timeline as it passes, ending everything in order. What does not: each
+disruption (``seats.py``, ``outages.py``), the operators (``operators.py``), the comparison (``verdict.py``).
 """
 
 import contextlib
@@ -41,7 +41,8 @@ Say = Callable[[str], None]
 _TICK_SECONDS = 0.05
 _WARM_UP_SECONDS = 120.0
 _TELL_EVERY_SECONDS = 10.0
-# what may be left when the last disruption is over: a frozen worker's lock, an open transaction's time-out and the broker's own scan
+# what may be left when the last disruption is over: a frozen worker's lock, an open transaction's time-out and the
+# broker's own scan
 _DRAIN_SECONDS = 90.0
 # for what was ordered and not reached yet: on a busy machine much of it
 _FINISH_SECONDS = 120.0
@@ -52,7 +53,7 @@ _TRANSACTION_LIMITS = (10_000, 150, 1_000)
 # changes by operators per ticket, and the bounds of their rate
 _CHANGES_PER_TICKET = 0.08
 _CHANGES_PER_SECOND = (25.0, 60.0)
-_PROGRESS = "select published_seq, next_seq from support.ticket_sla_relay where id = 1"
+_PROGRESS = "select published_seq, last_seq from support.ticket_sla_relay where id = 1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,9 @@ class Outcome:
 
 
 def run(scenario: Scenario, servers: Servers, folder: Path, say: Say) -> Outcome:
-    """Run ``scenario`` on ``servers``, in a database and topics of its own. ``folder`` gets the history and the workers' logs."""
+    """Run ``scenario`` on ``servers``, in a database and topics of its own. ``folder`` gets the history and the
+    workers' logs.
+    """
     name = f"chaos_{uuid.uuid4().hex[:8]}"
     owner_url = servers.postgres.database(name)
     upgrade(owner_url, with_tickets=True)
@@ -93,7 +96,10 @@ def run(scenario: Scenario, servers: Servers, folder: Path, say: Say) -> Outcome
         play.warm_up()
         ledger = Ledger()
         stock = make_stock(owner_url, scenario, ledger)
-        say(f"seed {scenario.seed}: {len(ledger)} tickets, {scenario.kills} kills in {scenario.seconds:g} s, build {scenario.build}")
+        say(
+            f"seed {scenario.seed}: {len(ledger)} tickets, {scenario.kills} kills in {scenario.seconds:g} s, build "
+            f"{scenario.build}"
+        )
         chronicle.begin()
         with _operators(scenario, owner_url, stock, ledger):
             play.disrupt()
@@ -147,7 +153,10 @@ def _operators(scenario: Scenario, owner_url: str, stock: Stock, ledger: Ledger)
         Operator(owner_url, stock, ledger, next(rngs), number=number, of=scenario.operators, per_second=per_second)
         for number in range(scenario.operators)
     ]
-    people = [*operators, *(Holder(f"holder {number}", owner_url, stock, next(rngs)) for number in range(scenario.holders))]
+    people = [
+        *operators,
+        *(Holder(f"holder {number}", owner_url, stock, next(rngs)) for number in range(scenario.holders)),
+    ]
     for person in people:
         person.start()
     try:
@@ -165,7 +174,9 @@ def _operators(scenario: Scenario, owner_url: str, stock: Stock, ledger: Ledger)
 class _Play:
     """The run itself, in the thread of its caller."""
 
-    def __init__(self, scenario: Scenario, servers: Servers, owner_url: str, stage: Stage, seats: list[Seat], say: Say) -> None:
+    def __init__(
+        self, scenario: Scenario, servers: Servers, owner_url: str, stage: Stage, seats: list[Seat], say: Say
+    ) -> None:
         self._scenario = scenario
         self._servers = servers
         self._owner_url = owner_url
@@ -231,7 +242,9 @@ class _Play:
         time.sleep(_TICK_SECONDS)
 
     def _finish_orders(self) -> None:
-        """Wait for what was ordered and not reached yet. A kill that met a worker in the moment of its death is made up for."""
+        """Wait for what was ordered and not reached yet. A kill that met a worker in the moment of its death is made up
+        for.
+        """
         deadline = time.monotonic() + _FINISH_SECONDS
         while (self._stage.orders or any(seat.is_engaged for seat in self._seats)) and time.monotonic() < deadline:
             self._kill_late_ones()
@@ -264,12 +277,15 @@ class _Play:
         if now - self._told_at < _TELL_EVERY_SECONDS:
             return
         self._told_at = now
-        with contextlib.suppress(psycopg.OperationalError), psycopg.connect(self._owner_url, connect_timeout=2) as connection:
+        with (
+            contextlib.suppress(psycopg.OperationalError),
+            psycopg.connect(self._owner_url, connect_timeout=2) as connection,
+        ):
             published, recorded = connection.execute(_PROGRESS).fetchone() or (0, 0)
             backlog = count_backlog(connection, now_utc=datetime.now(UTC))
             chronicle = self._stage.chronicle
             self._say(
-                f"{now:5.0f} s: {recorded} marked, {published} published, backlog {backlog}; {chronicle.kills.total()} kills, "
-                f"{chronicle.freezes.total()} freezes, {chronicle.restarts.total()} restarts, "
+                f"{now:5.0f} s: {recorded} marked, {published} published, backlog {backlog}; {chronicle.kills.total()} "
+                f"kills, {chronicle.freezes.total()} freezes, {chronicle.restarts.total()} restarts, "
                 f"{chronicle.cycles['ok']} of {chronicle.cycles.total()} cycles ok"
             )

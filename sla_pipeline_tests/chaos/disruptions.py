@@ -1,7 +1,8 @@
 """What goes wrong and when: the whole timeline of a run, drawn from its seed before it starts. Pure.
 
-What belongs here: which disruptions there are, how often, in which order. What does not: carrying them out (``seats.py``,
-``outages.py``). Moments are dealt from shuffled decks and not drawn one by one, so that a short run meets each of them too.
+What belongs here: which disruptions there are, how often, in which order. What does not: carrying them out
+(``seats.py``, ``outages.py``). Moments are dealt from shuffled decks and not drawn one by one, so that a short run
+meets each of them too.
 """
 
 import itertools
@@ -19,7 +20,9 @@ Card = TypeVar("Card")
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """What a run is asked for. ``kills`` counts SIGKILLs of workers, ``tickets`` the breaches there should be at least."""
+    """What a run is asked for. ``kills`` counts SIGKILLs of workers, ``tickets`` the breaches there should be at
+    least.
+    """
 
     seed: int
     seconds: float = 240.0
@@ -35,7 +38,9 @@ class Scenario:
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """SIGKILL to the worker on ``seat`` at the end of ``step``, ``delay`` seconds after it went on; None: wherever it happens to be."""
+    """SIGKILL to the worker on ``seat`` at the end of ``step``, ``delay`` seconds after it went on; None: wherever it
+    happens to be.
+    """
 
     at: float
     seat: int
@@ -52,8 +57,9 @@ class Kill:
 class Freeze:
     """SIGSTOP at the end of ``step`` (or ``delay`` seconds after it went on) for at least ``seconds``.
 
-    With ``until``, SIGCONT comes when another worker announces that step, which is held there until the frozen one has done what it can;
-    after ``patience`` seconds it comes anyway. ``cut``: its lock in Postgres is taken from it at once, as if its network had failed.
+    With ``until``, SIGCONT comes when another worker announces that step, which is held there until the frozen one has
+    done what it can; after ``patience`` seconds it comes anyway. ``cut``: its lock in Postgres is taken from it at
+    once, as if its network had failed.
     """
 
     at: float
@@ -107,13 +113,14 @@ _KILL_DECK = [(step, None) for step, weight in _KILLS_BY_STEP.items() for _ in r
 # while a commit is under way: the longest delay in seconds, a little more than a commit takes
 _DELAYED_KILL_DECK = [("flushed", 0.004), ("flushed", 0.004), ("batch_written", 0.003), ("rows_read", 0.05)]
 
-# zombies: where one freezes, and which step of its successor it comes back at. The first half is what a publisher that reads its position
-# before it has fenced would not survive.
+# zombies: where one freezes, and which step of its successor it comes back at. The first half is what a publisher that
+# reads its position before it has fenced would not survive.
 _DEADLY = [(step, "progress_read") for step in ("rows_read", "begun", "produced", "flushed") for _ in range(2)]
 _ZOMBIE_STEPS = ("locked", "connected", "fenced", "progress_read", "rows_read", "produced", "flushed", "committed")
 _SUCCESSOR_STEPS = ("locked", "connected", "fenced", "rows_read", "begun", "produced", "flushed", "committed")
 
-# the relay's lock lives 25 s in silence, a Kafka transaction 30 s, a batch's row locks 15 s: (step, least, most, until, cut, delay)
+# the relay's lock lives 25 s in silence, a Kafka transaction 30 s, a batch's row locks 15 s: (step, least, most, until,
+# cut, delay)
 _LONG_FREEZES = (
     ("produced", 31.0, 34.0, None, True, None),
     ("rows_read", 26.0, 29.0, "progress_read", False, None),
@@ -137,12 +144,20 @@ _OUTAGES: tuple[tuple[Literal["kafka", "postgres"], Literal["kill", "fast", "imm
 
 def timeline(scenario: Scenario) -> list[Disruption]:
     """All disruptions of a run in the order of their time, in seconds from its start."""
-    drawn: list[Disruption] = [*_kills(scenario), *_encounters(scenario), *_long_freezes(scenario), *_cuts(scenario), *_outages(scenario)]
+    drawn: list[Disruption] = [
+        *_kills(scenario),
+        *_encounters(scenario),
+        *_long_freezes(scenario),
+        *_cuts(scenario),
+        *_outages(scenario),
+    ]
     return sorted(drawn, key=lambda disruption: disruption.at)
 
 
 def seeded(*what: object) -> random.Random:
-    """A source of random numbers of its own for each purpose, so that what one thread draws does not change what another does."""
+    """A source of random numbers of its own for each purpose, so that what one thread draws does not change what
+    another does.
+    """
     return random.Random(" ".join(map(str, what)))  # noqa: S311 - it decides nothing secret
 
 

@@ -1,10 +1,12 @@
-"""The operators' own book: every version of every ticket that they committed, and whether each saw the ticket marked already.
+"""The operators' own book: every version of every ticket that they committed, and whether each saw the ticket marked
+already.
 
-What belongs here: versions and what follows from them for a ticket, pure but for a lock. What does not: SQL (``operators.py``), and
-counting over all tickets (``verdict.py``).
+What belongs here: versions and what follows from them for a ticket, pure but for a lock. What does not: SQL
+(``operators.py``), and counting over all tickets (``verdict.py``).
 
-The proof against false breaches rests on one thing: an operator's update tells, in its own transaction, whether the row was marked
-before it. Versions of a row are one chain, so the last version that saw no mark is the one that the mark was put on.
+The proof against false breaches rests on one thing: an operator's update tells, in its own transaction, whether the row
+was marked before it. Versions of a row are one chain, so the last version that saw no mark is the one that the mark was
+put on.
 """
 
 import threading
@@ -18,7 +20,9 @@ __all__ = ["Ledger", "TicketBook", "Version"]
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """What operators may change of a ticket, and whether it was marked when they did. Has what ``breach.judge`` looks at."""
+    """What operators may change of a ticket, and whether it was marked when they did. Has what ``breach.judge`` looks
+    at.
+    """
 
     status: str
     first_response_due_at: datetime | None
@@ -57,7 +61,9 @@ class TicketBook:
         return [version for version in self.versions if not version.sla_breached][-1]
 
     def is_false_breach(self, found: Breach, breached_at: datetime) -> bool:
-        """Whether a mark that says ``found``, by a cycle whose time was ``breached_at``, is not what the rule says of that version."""
+        """Whether a mark that says ``found``, by a cycle whose time was ``breached_at``, is not what the rule says of
+        that version.
+        """
         return judge(self.unmarked, breached_at) != found
 
     def is_missed(self, cutoff: datetime) -> bool:
@@ -66,7 +72,9 @@ class TicketBook:
 
 
 class Ledger:
-    """All tickets' books. Each ticket is written by one thread only, so that its versions are in the order of the row's."""
+    """All tickets' books. Each ticket is written by one thread only, so that its versions are in the order of the
+    row's.
+    """
 
     def __init__(self) -> None:
         self._books: dict[str, TicketBook] = {}

@@ -1,10 +1,11 @@
-"""The operators: they reply, resolve, close, reopen, hold and edit deadlines, near the deadlines above all, and keep the ledger.
+"""The operators: they reply, resolve, close, reopen, hold and edit deadlines, near the deadlines above all, and keep
+the ledger.
 
-What belongs here: what people do to ``support.tickets``, with the support service's rights. What does not: the monitor's part, and
-what follows from the ledger (``ledger.py``).
+What belongs here: what people do to ``support.tickets``, with the support service's rights. What does not: the
+monitor's part, and what follows from the ledger (``ledger.py``).
 
-Each operator has tickets of his own, so that the order of his commits is the order of the row's versions. A commit whose answer was lost
-with the server is settled by looking at the row before anything else is done.
+Each operator has tickets of his own, so that the order of his commits is the order of the row's versions. A commit
+whose answer was lost with the server is settled by looking at the row before anything else is done.
 """
 
 import bisect
@@ -30,7 +31,10 @@ _LOOK = f"select {_VERSION} from support.tickets where id = %s"
 _LOOK_AGAIN = f"{_LOOK} for update"
 _OPEN = "select xmin::text from support.tickets where id = %s"
 _HOLD = "select id from support.tickets where id = any(%s::uuid[]) for update skip locked"
-_CLOSE = f"update support.tickets set status = 'Closed' where id = any(%s::uuid[]) and not sla_breached returning id::text, {_VERSION}"
+_CLOSE = (
+    "update support.tickets set status = 'Closed' where id = any(%s::uuid[]) and not sla_breached "
+    f"returning id::text, {_VERSION}"
+)
 # a row that somebody holds is left for later
 _OPTIONS = "-c lock_timeout=500 -c statement_timeout=10000 -c timezone=UTC"
 _RECONNECT_SECONDS = 0.2
@@ -61,7 +65,8 @@ class _Support(threading.Thread):
                 with contextlib.suppress(psycopg.OperationalError), self._connect() as connection:
                     while not self._stopping.is_set():
                         self._work(connection)
-                # what is not committed is gone with the session; a lock that was not free ends a session too, which does no harm
+                # what is not committed is gone with the session; a lock that was not free ends a session too, which
+                # does no harm
                 self._stopping.wait(_RECONNECT_SECONDS)
         except BaseException as error:  # noqa: BLE001 - told to the thread that waits for this one
             self.error = error
@@ -92,7 +97,15 @@ class Operator(_Support):
     """Changes tickets, at ``per_second`` on average, of which it owns every ``of``-th one from ``number`` on."""
 
     def __init__(
-        self, owner_url: str, stock: Stock, ledger: Ledger, rng: random.Random, *, number: int, of: int, per_second: float
+        self,
+        owner_url: str,
+        stock: Stock,
+        ledger: Ledger,
+        rng: random.Random,
+        *,
+        number: int,
+        of: int,
+        per_second: float,
     ) -> None:
         super().__init__(f"operator {number}", owner_url, stock, rng)
         self._ledger = ledger
@@ -138,18 +151,26 @@ class Operator(_Support):
             raise
         self._ledger.commit(ticket_id, saved)
 
-    def _update(self, connection: psycopg.Connection, ticket_id: str, changes: Changes, version: object) -> Version | None:
-        """The version that the row would be if it were committed now; None when somebody has changed it since it was opened."""
-        assignments = sql.SQL(", ").join(sql.SQL("{} = {}").format(sql.Identifier(name), sql.Placeholder(name)) for name in changes)
+    def _update(
+        self, connection: psycopg.Connection, ticket_id: str, changes: Changes, version: object
+    ) -> Version | None:
+        """The version that the row would be if it were committed now; None when somebody has changed it since it was
+        opened.
+        """
+        assignments = sql.SQL(", ").join(
+            sql.SQL("{} = {}").format(sql.Identifier(name), sql.Placeholder(name)) for name in changes
+        )
         statement = sql.SQL(
-            "update support.tickets set {}, updated_at = now() where id = %(id)s and (%(version)s::text is null or xmin = "
-            "%(version)s::text::xid) returning {}"
+            "update support.tickets set {}, updated_at = now() where id = %(id)s and (%(version)s::text is null or "
+            "xmin = %(version)s::text::xid) returning {}"
         ).format(assignments, sql.SQL(_VERSION))
         with connection.cursor(row_factory=args_row(Version)) as cursor:
             return cursor.execute(statement, {**changes, "id": ticket_id, "version": version}).fetchone()
 
     def _is_committed(self, ticket_id: str, saved: Version) -> bool:
-        """What became of a commit whose answer was lost. Raises ``RuntimeError`` when the row is neither the old nor the new one."""
+        """What became of a commit whose answer was lost. Raises ``RuntimeError`` when the row is neither the old nor
+        the new one.
+        """
         deadline = time.monotonic() + _SETTLE_SECONDS
         while True:
             try:

@@ -10,7 +10,17 @@ from sla_pipeline_tests.chaos.conductor import Outcome
 
 __all__ = ["as_json", "as_table"]
 
-_FAULTS = ("duplicates", "losses", "false_breaches", "missed", "order_inversions", "unrecorded", "altered", "strays", "sequence_gaps")
+_FAULTS = (
+    "duplicates",
+    "losses",
+    "false_breaches",
+    "missed",
+    "order_inversions",
+    "unrecorded",
+    "altered",
+    "strays",
+    "sequence_gaps",
+)
 _BAD_WHEN_FULL = (*_FAULTS, "unexpected_errors", "audit_faults")
 
 

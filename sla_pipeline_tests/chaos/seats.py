@@ -1,7 +1,7 @@
 """The workers' places: each starts a worker, answers its steps, kills or freezes it there, and starts the next one.
 
-What belongs here: everything done to one worker process, and the meeting of a frozen one with its successor. What does not: when
-(``disruptions.py``), and what the worker does (``worker.py``).
+What belongs here: everything done to one worker process, and the meeting of a frozen one with its successor. What does
+not: when (``disruptions.py``), and what the worker does (``worker.py``).
 """
 
 import multiprocessing
@@ -27,7 +27,8 @@ _JOIN_SECONDS = 30.0
 _PAUSE_SECONDS = 0.15
 _CLAIMED_SECONDS = 1.0
 
-# A worker is forked from a process that has imported everything: a start costs milliseconds instead of a second of a busy machine.
+# A worker is forked from a process that has imported everything: a start costs milliseconds instead of a second of a
+# busy machine.
 _processes = multiprocessing.get_context("forkserver")
 _processes.set_forkserver_preload(["__main__", "sla_pipeline_tests.chaos.worker"])
 _starting = threading.Lock()
@@ -47,7 +48,8 @@ class Seat(threading.Thread):
         self._last_step = "start"
         self._killed = False
 
-    # --- from other threads ---------------------------------------------------------------------------------------------------------
+    # --- from other threads
+    # ---------------------------------------------------------------------------------------------------------
 
     @property
     def is_engaged(self) -> bool:
@@ -56,7 +58,9 @@ class Seat(threading.Thread):
             return self._engaged
 
     def kill_now(self) -> bool:
-        """SIGKILL, wherever the worker is. False, and nothing done, while it takes part in an encounter or has just been killed."""
+        """SIGKILL, wherever the worker is. False, and nothing done, while it takes part in an encounter or has just
+        been killed.
+        """
         with self._stage.changed:
             process = self._process
             if self._engaged or self._killed or process is None or not process.is_alive():
@@ -71,7 +75,8 @@ class Seat(threading.Thread):
         if process is not None and process.is_alive():
             process.kill()
 
-    # --- the thread -----------------------------------------------------------------------------------------------------------------
+    # --- the thread
+    # -----------------------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
         """Start worker after worker until told to end."""
@@ -110,7 +115,9 @@ class Seat(threading.Thread):
     def _start(self, generation: int) -> "tuple[Connection[Answer, Report], ForkServerProcess]":
         ours, theirs = _processes.Pipe()
         contract = replace(self._contract, seed=f"{self._contract.seed} {generation}")
-        process = _processes.Process(target=work, args=(theirs, contract), name=f"worker {self.number}.{generation}", daemon=True)
+        process = _processes.Process(
+            target=work, args=(theirs, contract), name=f"worker {self.number}.{generation}", daemon=True
+        )
         with _starting:
             process.start()
         theirs.close()
@@ -157,7 +164,8 @@ class Seat(threading.Thread):
         self._stage.chronicle.note("killing", seat=self.number, last_step=self._last_step)
         self._stage.chronicle.killed(self.number, moment)
 
-    # --- freezing -------------------------------------------------------------------------------------------------------------------
+    # --- freezing
+    # -------------------------------------------------------------------------------------------------------------------
 
     def _freeze(self, process: ForkServerProcess, pipe: "Connection[Answer, Report]", order: Freeze) -> None:
         stage = self._stage

@@ -1,4 +1,5 @@
-"""What the workers' seats share: the orders that wait for a step, the meeting of a frozen worker with its successor, how far the run is.
+"""What the workers' seats share: the orders that wait for a step, the meeting of a frozen worker with its successor,
+how far the run is.
 
 What belongs here: this state and its lock. What does not: a process (``seats.py``).
 """
@@ -73,7 +74,9 @@ class Stage:
         return None
 
     def take_late_kills(self) -> int:
-        """How many kills have waited too long for their step; they are ordered no more. While a server is away most steps must wait."""
+        """How many kills have waited too long for their step; they are ordered no more. While a server is away most
+        steps must wait.
+        """
         if self.chronicle.seconds_in_order < _ORDERED_SECONDS:
             return 0
         since = time.monotonic() - _ORDERED_SECONDS

@@ -1,6 +1,7 @@
 """The tickets of a run: made in bulk before it, their deadlines spread over it.
 
-What belongs here: which tickets there are and when they fall due. What does not: what operators do to them (``operators.py``).
+What belongs here: which tickets there are and when they fall due. What does not: what operators do to them
+(``operators.py``).
 """
 
 import random
@@ -17,8 +18,8 @@ __all__ = ["Stock", "make_stock"]
 
 # so many tickets are made for each breach that is asked for: some are never due, some are answered in time
 _TICKETS_PER_BREACH = 1.25
-# deadlines reach from a little before the run, a backlog to begin with, to its end; then, since a run lasts longer on a busy machine, comes
-# a trickle, of which what is not due at the end is closed unseen
+# deadlines reach from a little before the run, a backlog to begin with, to its end; then, since a run lasts longer on a
+# busy machine, comes a trickle, of which what is not due at the end is closed unseen
 _OVERDUE_AT_ONCE_SECONDS = 8.0
 _TRICKLE_SECONDS = 300.0
 _TRICKLE_PER_SECOND = 5
@@ -56,7 +57,9 @@ def make_stock(owner_url: str, scenario: Scenario, ledger: Ledger) -> Stock:
     count = round(scenario.tickets * _TICKETS_PER_BREACH)
     span = _OVERDUE_AT_ONCE_SECONDS + scenario.seconds
     trickle = round(_TRICKLE_SECONDS * _TRICKLE_PER_SECOND)
-    offsets = [span * number / count for number in range(count)] + [span + number / _TRICKLE_PER_SECOND for number in range(trickle)]
+    offsets = [span * number / count for number in range(count)] + [
+        span + number / _TRICKLE_PER_SECOND for number in range(trickle)
+    ]
     tenant_id, requester_id = str(_uuid(rng)), str(_uuid(rng))
     queues = [str(_uuid(rng)) for _ in range(12)]
     copy = sql.SQL("copy support.tickets ({}) from stdin").format(sql.SQL(", ").join(map(sql.Identifier, _COLUMNS)))

@@ -73,13 +73,16 @@ class TestComparison:
     TICKET = "0a11ce00-0000-4000-8000-000000000001"
     RECORD = Record(1, TICKET, "FirstResponse", DUE, NOW, "{}")
 
-    def compared(self, *, row: Version, records: list[Record], seqs: list[int], versions: tuple[Version, ...] = (OVERDUE,)) -> Findings:
+    def compared(
+        self, *, row: Version, records: list[Record], seqs: list[int], versions: tuple[Version, ...] = (OVERDUE,)
+    ) -> Findings:
         ledger = Ledger()
         ledger.create(self.TICKET, versions[0])
         for version in versions[1:]:
             ledger.commit(self.TICKET, version)
         events = [
-            ReceivedEvent(0, offset, 0, self.TICKET.encode(), {"outbox-seq": str(seq).encode()}, b"{}") for offset, seq in enumerate(seqs)
+            ReceivedEvent(0, offset, 0, self.TICKET.encode(), {"outbox-seq": str(seq).encode()}, b"{}")
+            for offset, seq in enumerate(seqs)
         ]
         return compare([Row(self.TICKET, row)], records, events, ledger, NOW)
 
@@ -108,7 +111,9 @@ class TestComparison:
         assert found.faults == {"altered": 1}
 
     def test_a_flag_that_went_back(self) -> None:
-        found = self.compared(row=seen_marked(OVERDUE), records=[self.RECORD], seqs=[1], versions=(OVERDUE, seen_marked(OVERDUE), OVERDUE))
+        found = self.compared(
+            row=seen_marked(OVERDUE), records=[self.RECORD], seqs=[1], versions=(OVERDUE, seen_marked(OVERDUE), OVERDUE)
+        )
         assert found.faults == {"altered": 1}
 
     def test_an_event_of_no_record(self) -> None:

@@ -1,7 +1,7 @@
 """The chaos itself, short: a sound build comes out clean, and each of three wrong builds is caught by the same harness.
 
-The long form is ``python -m sla_pipeline_tests.chaos``. The times are those of an idle machine; on a busy one the runs wait for their
-servers, so the limits are wide.
+The long form is ``python -m sla_pipeline_tests.chaos``. The times are those of an idle machine; on a busy one the runs
+wait for their servers, so the limits are wide.
 """
 
 import json

@@ -24,7 +24,14 @@ def test_a_long_run_kills_at_every_step_at_random_and_during_commits() -> None:
     kills = [item for item in timeline(Scenario(7, kills=200)) if isinstance(item, Kill)]
     assert len(kills) == 200
     moments = Counter(kill.moment for kill in kills)
-    assert moments.keys() == {"random", *MARKING_STEPS, *STEPS, "just after flushed", "just after batch_written", "just after rows_read"}
+    assert moments.keys() == {
+        "random",
+        *MARKING_STEPS,
+        *STEPS,
+        "just after flushed",
+        "just after batch_written",
+        "just after rows_read",
+    }
     assert min(moments["batch_committed"], moments["produced"], moments["committed"]) >= 10
 
 
@@ -51,4 +58,10 @@ def test_the_short_run_has_one_freeze_beyond_the_transaction_timeout_and_each_ou
 def test_the_short_run_brings_zombies_back_right_after_their_successor_has_read_its_position() -> None:
     short = timeline(Scenario(7, seconds=35, outages=False))
     meetings = [(item.step, item.until) for item in short if isinstance(item, Freeze) and item.until]
-    assert sum(until == "progress_read" and step in ("rows_read", "begun", "produced", "flushed") for step, until in meetings) >= 5
+    assert (
+        sum(
+            until == "progress_read" and step in ("rows_read", "begun", "produced", "flushed")
+            for step, until in meetings
+        )
+        >= 5
+    )

@@ -1,7 +1,7 @@
 """All books put next to each other at the end: tickets, breach records, events, and what the operators wrote down.
 
-What belongs here: reading them, and the counts by which a run is clean or not. What does not: how a run is made. It shares only the rule
-(``breach.py``) with the product.
+What belongs here: reading them, and the counts by which a run is clean or not. What does not: how a run is made. It
+shares only the rule (``breach.py``) with the product.
 """
 
 import json
@@ -24,7 +24,9 @@ __all__ = ["Findings", "Record", "Row", "compare", "examine"]
 _ROWS = """
 select id::text, status, first_response_due_at, first_response_at, resolution_due_at, resolved_at, sla_breached from support.tickets
 """
-_RECORDS = "select seq, ticket_id::text, kind, due_at, breached_at, payload from support.ticket_sla_breaches order by seq"
+_RECORDS = (
+    "select seq, ticket_id::text, kind, due_at, breached_at, payload from support.ticket_sla_breaches order by seq"
+)
 # how many tickets of each finding are named
 _NAMED_TICKETS = 10
 
@@ -65,7 +67,9 @@ class Findings:
 
 
 def examine(owner_url: str, kafka: KafkaSettings, ledger: Ledger, cutoff: datetime) -> Findings:
-    """Read everything and compare it. ``cutoff``: what was due then and is not marked was missed. Nothing may be under way."""
+    """Read everything and compare it. ``cutoff``: what was due then and is not marked was missed. Nothing may be under
+    way.
+    """
     with psycopg.connect(owner_url) as connection:
         connection.execute("set time zone 'UTC'")
         rows = [Row(str(row[0]), Version(*row[1:])) for row in connection.execute(_ROWS)]
@@ -73,7 +77,9 @@ def examine(owner_url: str, kafka: KafkaSettings, ledger: Ledger, cutoff: dateti
     return compare(rows, records, read_events(kafka), ledger, cutoff)
 
 
-def compare(rows: Iterable[Row], records: list[Record], events: Iterable[ReceivedEvent], ledger: Ledger, cutoff: datetime) -> Findings:
+def compare(
+    rows: Iterable[Row], records: list[Record], events: Iterable[ReceivedEvent], ledger: Ledger, cutoff: datetime
+) -> Findings:
     """The comparison itself."""
     findings = Findings(breaches=len(records))
     by_ticket = {record.ticket_id: record for record in records}

@@ -1,7 +1,8 @@
 """One worker of the harness: real cycles, one after the other, in a process that may be killed at any moment.
 
-What belongs here: what runs inside the process. What does not: who starts, halts and kills it (``seats.py``). It talks to its seat over a
-pipe: it announces each step and each end of a cycle and waits to be told to go on. A pipe that is closed, or silent for too long, ends it.
+What belongs here: what runs inside the process. What does not: who starts, halts and kills it (``seats.py``). It talks
+to its seat over a pipe: it announces each step and each end of a cycle and waits to be told to go on. A pipe that is
+closed, or silent for too long, ends it.
 """
 
 import contextlib
@@ -33,7 +34,8 @@ __all__ = ["Answer", "Contract", "Report", "work"]
 # longer than the longest freeze; a seat answers within seconds
 _SILENCE_SECONDS = 120.0
 _PAUSE_SECONDS = (0.1, 0.4)
-# few: with the default of 20 a cycle among kills and a backlog hardly ever lives until it publishes, and the relay goes untried
+# few: with the default of 20 a cycle among kills and a backlog hardly ever lives until it publishes, and the relay goes
+# untried
 _MAX_BATCHES = 4
 
 Answer = Literal["go", "end"]
@@ -121,7 +123,11 @@ def work(pipe: "Connection[Report, Answer]", contract: Contract) -> None:
     """Run cycles until told to end. The process's whole life."""
     # a group of its own: should the harness die while this process is stopped, the kernel wakes and ends it
     os.setpgid(0, 0)
-    logging.basicConfig(filename=contract.log, level=logging.WARNING, format="%(asctime)s %(process)d %(name)s %(levelname)s %(message)s")
+    logging.basicConfig(
+        filename=contract.log,
+        level=logging.WARNING,
+        format="%(asctime)s %(process)d %(name)s %(levelname)s %(message)s",
+    )
     # a crash inside a driver's C code would otherwise end the process without a word
     with contract.log.open("a") as crashes:
         faulthandler.enable(crashes)
@@ -149,7 +155,9 @@ def _cycles(pipe: "Connection[Report, Answer]", contract: Contract) -> None:
 
 def _reported(report: CycleReport, classes: _Classes) -> Report:
     if not report.errors:
-        return Report(outcome="ok", told=f"{report.processed} marked, {report.published} published, {report.lock_skips} skipped")
+        return Report(
+            outcome="ok", told=f"{report.processed} marked, {report.published} published, {report.lock_skips} skipped"
+        )
     told = "; ".join(report.errors)
     if report.fault is not None:
         return Report(outcome=type(report.fault).__name__, told=told)

@@ -1,4 +1,5 @@
-"""Fixtures of the tests that run whole cycles: the support service's session, the worker's, a clock, the topic as a consumer sees it.
+"""Fixtures of the tests that run whole cycles: the support service's session, the worker's, a clock, the topic as a
+consumer sees it.
 
 What belongs here: fixtures that several folders of integration tests use. What does not: servers, databases and topics
 (``sla_pipeline_tests/conftest.py``).
@@ -104,7 +105,9 @@ def _cycle_of(database: Database, relay: Relay, usual_clock: Clock) -> Cycle:
 
 @pytest.fixture
 def logged() -> Iterator[list[logging.LogRecord]]:
-    """What the package has logged. Not ``caplog``: once configured, the package's log does not reach the root logger that it hears."""
+    """What the package has logged. Not ``caplog``: once configured, the package's log does not reach the root logger
+    that it hears.
+    """
     records: list[logging.LogRecord] = []
 
     class Kept(logging.Handler):

@@ -10,7 +10,9 @@ REPOSITORY = Path(__file__).parents[2]
 
 
 def test_imports_point_one_way() -> None:
-    linted = subprocess.run([Path(sys.executable).with_name("lint-imports")], cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    linted = subprocess.run(
+        [Path(sys.executable).with_name("lint-imports")], cwd=REPOSITORY, capture_output=True, text=True, check=False
+    )
     assert linted.returncode == 0, linted.stdout + linted.stderr
     assert "0 broken" in linted.stdout
 

@@ -34,16 +34,28 @@ RESOLUTION = Breach(BreachKind.RESOLUTION, _PAST)
         pytest.param(Ticket(first_response_due_at=_PAST), FIRST_RESPONSE, id="first response overdue"),
         pytest.param(Ticket("New", first_response_due_at=_PAST), FIRST_RESPONSE, id="first response overdue, New"),
         pytest.param(Ticket(first_response_due_at=_PAST, first_response_at=_PAST), None, id="answered"),
-        pytest.param(Ticket(first_response_due_at=_PAST, first_response_at=_FUTURE), None, id="answered later than now, by another clock"),
+        pytest.param(
+            Ticket(first_response_due_at=_PAST, first_response_at=_FUTURE),
+            None,
+            id="answered later than now, by another clock",
+        ),
         pytest.param(Ticket(first_response_due_at=None), None, id="no first deadline"),
         pytest.param(Ticket(resolution_due_at=_PAST), RESOLUTION, id="resolution overdue, not even answered"),
-        pytest.param(Ticket(resolution_due_at=_PAST, first_response_at=_PAST), RESOLUTION, id="answered in time, resolved late"),
+        pytest.param(
+            Ticket(resolution_due_at=_PAST, first_response_at=_PAST), RESOLUTION, id="answered in time, resolved late"
+        ),
         pytest.param(Ticket("New", resolution_due_at=_PAST), None, id="resolution counts in InWork only"),
         pytest.param(Ticket(resolution_due_at=_PAST, resolved_at=_PAST), None, id="resolved, back in work"),
         pytest.param(Ticket(resolution_due_at=None), None, id="no resolution deadline"),
-        pytest.param(Ticket(first_response_due_at=_PAST, resolution_due_at=_PAST), FIRST_RESPONSE, id="both: first response has priority"),
+        pytest.param(
+            Ticket(first_response_due_at=_PAST, resolution_due_at=_PAST),
+            FIRST_RESPONSE,
+            id="both: first response has priority",
+        ),
         pytest.param(Ticket(first_response_due_at=_NOW, resolution_due_at=_NOW), None, id="due now is not overdue"),
-        pytest.param(Ticket(first_response_due_at=_PAST, resolution_due_at=_PAST, sla_breached=True), None, id="marked already"),
+        pytest.param(
+            Ticket(first_response_due_at=_PAST, resolution_due_at=_PAST, sla_breached=True), None, id="marked already"
+        ),
     ],
 )
 def test_judge(ticket: Ticket, breach: Breach | None) -> None:
@@ -58,10 +70,12 @@ def test_no_other_status_is_ever_breached(status: str) -> None:
 
 def test_due_at_is_the_deadline_that_passed() -> None:
     first, second = _NOW - timedelta(hours=3), _NOW - timedelta(hours=1)
-    assert judge(Ticket(first_response_due_at=first, resolution_due_at=second), _NOW) == Breach(BreachKind.FIRST_RESPONSE, first)
-    assert judge(Ticket(first_response_due_at=first, first_response_at=first, resolution_due_at=second), _NOW) == Breach(
-        BreachKind.RESOLUTION, second
+    assert judge(Ticket(first_response_due_at=first, resolution_due_at=second), _NOW) == Breach(
+        BreachKind.FIRST_RESPONSE, first
     )
+    assert judge(
+        Ticket(first_response_due_at=first, first_response_at=first, resolution_due_at=second), _NOW
+    ) == Breach(BreachKind.RESOLUTION, second)
 
 
 def test_times_in_other_zones_are_the_same_times() -> None:

@@ -30,7 +30,9 @@ def test_batch_size_out_of_range(value: Any) -> None:
 def test_max_batches_per_cycle_out_of_range(value: Any) -> None:
     with pytest.raises(InputError) as raised:
         CycleInput(max_batches_per_cycle=value)
-    assert str(raised.value) == f"max_batches_per_cycle is {value!r}; it must be a whole number from 1 to 200 (default 20)"
+    assert (
+        str(raised.value) == f"max_batches_per_cycle is {value!r}; it must be a whole number from 1 to 200 (default 20)"
+    )
 
 
 @pytest.mark.parametrize("value", ["", "all", "0a11ce00-0000-4000-8000", 7, "0a11ce00-0000-4000-8000-00000000000g"])
@@ -41,7 +43,9 @@ def test_a_tenant_that_is_no_uuid(value: Any) -> None:
 
 
 def test_a_tenant_has_one_spelling() -> None:
-    assert CycleInput(tenant_id="0A11CE00-0000-4000-8000-00000000000F").tenant_id == "0a11ce00-0000-4000-8000-00000000000f"
+    assert (
+        CycleInput(tenant_id="0A11CE00-0000-4000-8000-00000000000F").tenant_id == "0a11ce00-0000-4000-8000-00000000000f"
+    )
 
 
 def test_processed_is_the_sum_of_the_kinds() -> None:

@@ -17,7 +17,12 @@ def test_ctrl_c_while_the_command_line_is_loaded(tmp_path: Path) -> None:
     (tmp_path / "typer.py").write_text("import sys\nprint('loading', flush=True)\nsys.stdin.read()\n")
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(_REPOSITORY)])}
     with subprocess.Popen(
-        [sys.executable, "-c", _MAIN], env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [sys.executable, "-c", _MAIN],
+        env=environment,
+        text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
     ) as loading:
         assert loading.stdout is not None
         assert loading.stdout.readline() == "loading\n"

@@ -1,4 +1,6 @@
-"""Variables as shells, env files and mounted secrets give them: taken, or refused by name in one line, and never shown."""
+"""Variables as shells, env files and mounted secrets give them: taken, or refused by name in one line, and never
+shown.
+"""
 
 import re
 
@@ -11,7 +13,13 @@ from sla_pipeline.errors import ConfigurationError
 _CANARY = "sw0rdf1sh"
 # every command but `replay` and `demo`, which take no setting of a deployment, with the variables that it needs
 _COMMANDS = {
-    "cycle": ("SLA_POSTGRES_URL", "SLA_KAFKA_BOOTSTRAP_SERVERS", "SLA_KAFKA_TOPIC", "SLA_KAFKA_CLIENT_CONFIG", "SLA_SINGLE_RUNNER"),
+    "cycle": (
+        "SLA_POSTGRES_URL",
+        "SLA_KAFKA_BOOTSTRAP_SERVERS",
+        "SLA_KAFKA_TOPIC",
+        "SLA_KAFKA_CLIENT_CONFIG",
+        "SLA_SINGLE_RUNNER",
+    ),
     "preview": ("SLA_POSTGRES_URL",),
     "tail": ("SLA_KAFKA_BOOTSTRAP_SERVERS", "SLA_KAFKA_TOPIC", "SLA_KAFKA_CLIENT_CONFIG"),
     "verify": ("SLA_POSTGRES_URL", "SLA_KAFKA_BOOTSTRAP_SERVERS", "SLA_KAFKA_TOPIC", "SLA_KAFKA_CLIENT_CONFIG"),

@@ -1,4 +1,6 @@
-"""Errors of a cycle: all are counted, a hundred are kept, and thousands of tickets do not hide what failed beside them."""
+"""Errors of a cycle: all are counted, a hundred are kept, and thousands of tickets do not hide what failed beside
+them.
+"""
 
 from sla_pipeline.cycle import ERRORS_KEPT, ErrorList, listed
 

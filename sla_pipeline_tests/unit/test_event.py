@@ -44,7 +44,9 @@ def _event(**overrides: Any) -> TicketSlaBreachedKafkaEvent:
         "priority": "High",
         "now_utc": _NOW,
     }
-    return TicketSlaBreachedKafkaEvent.of(Breach(BreachKind.FIRST_RESPONSE, _NOW - timedelta(minutes=1)), **fields | overrides)
+    return TicketSlaBreachedKafkaEvent.of(
+        Breach(BreachKind.FIRST_RESPONSE, _NOW - timedelta(minutes=1)), **fields | overrides
+    )
 
 
 def _is_date_time(text: object) -> bool:
@@ -92,7 +94,8 @@ _moments = st.datetimes(
 
 _uuids = st.uuids().map(str)
 _breaches = st.builds(Breach, st.sampled_from(list(BreachKind)), _moments)
-# bidirectional controls, line separators, zero width, a combining mark, a flag of two characters: none of them is of category Cc
+# bidirectional controls, line separators, zero width, a combining mark, a flag of two characters: none of them is of
+# category Cc
 _ODD_PRIORITIES = [
     "Urgent",
     "high",
@@ -135,14 +138,18 @@ def test_every_event_fits_the_schema_and_comes_back_equal(breach: Breach, fields
     assert TicketSlaBreachedKafkaEvent.model_validate_json(text) == event
     sent = json.loads(text)
     assert all(_PASCAL_CASE.fullmatch(name) for name in sent)
-    assert [datetime.fromisoformat(sent[name]) for name in ("DueAt", "BreachedAt")] == [breach.due_at, fields["now_utc"]]
+    assert [datetime.fromisoformat(sent[name]) for name in ("DueAt", "BreachedAt")] == [
+        breach.due_at,
+        fields["now_utc"],
+    ]
 
 
 @settings(deadline=None, max_examples=200)
 @given(
     breach=_breaches,
     fields=_fields(
-        # every character, quotes, controls and line breaks among them, halves of surrogate pairs too, and what is too long or empty
+        # every character, quotes, controls and line breaks among them, halves of surrogate pairs too, and what is too
+        # long or empty
         st.text(max_size=70) | st.text(st.characters(codec="utf-8"), max_size=70),
         st.sampled_from([*Priority, *_ODD_PRIORITIES, "", None, 1])
         | st.text(max_size=40)
@@ -151,7 +158,9 @@ def test_every_event_fits_the_schema_and_comes_back_equal(breach: Breach, fields
     ),
     missing=st.sampled_from([None, None, "tenant_id", "queue_id", "requester_user_id"]),
 )
-def test_the_fast_way_to_an_event_is_the_models_way(breach: Breach, fields: dict[str, Any], missing: str | None) -> None:
+def test_the_fast_way_to_an_event_is_the_models_way(
+    breach: Breach, fields: dict[str, Any], missing: str | None
+) -> None:
     """Equal bytes for what the contract can tell, the same refusal for what it cannot; and never a raw line break."""
     if missing:
         fields[missing] = None
@@ -161,7 +170,9 @@ def test_the_fast_way_to_an_event_is_the_models_way(breach: Breach, fields: dict
 
 
 def _outcome(build: Callable[..., str], breach: Breach, fields: dict[str, Any]) -> str | list[tuple[Any, str]]:
-    """The text, or what is refused and why. The marking parts events by line breaks, so a text must not hold a raw one."""
+    """The text, or what is refused and why. The marking parts events by line breaks, so a text must not hold a raw
+    one.
+    """
     try:
         text = build(breach, **fields)
     except ValidationError as refused:
@@ -206,7 +217,9 @@ def test_schema_and_model_refuse_alike(field: str, value: object) -> None:
     assert "anna@example.org" not in str(raised.value)
 
 
-@pytest.mark.parametrize("priority", [*_ODD_PRIORITIES, "X" * _PRIORITY_MAX_LENGTH, "\U0001f600" * _PRIORITY_MAX_LENGTH])
+@pytest.mark.parametrize(
+    "priority", [*_ODD_PRIORITIES, "X" * _PRIORITY_MAX_LENGTH, "\U0001f600" * _PRIORITY_MAX_LENGTH]
+)
 def test_schema_and_model_take_a_priority_that_we_do_not_know(priority: str) -> None:
     text = _event(priority=priority).to_json()
     assert json.loads(text)["Priority"] == priority
@@ -225,7 +238,9 @@ def test_schema_and_model_refuse_every_control_character_in_a_priority(character
 
 
 def test_the_control_characters_are_all_of_unicodes() -> None:
-    assert [character for character in map(chr, range(0x110000)) if unicodedata.category(character) == "Cc"] == _CONTROL_CHARACTERS
+    assert [
+        character for character in map(chr, range(0x110000)) if unicodedata.category(character) == "Cc"
+    ] == _CONTROL_CHARACTERS
 
 
 def test_a_date_that_is_none_is_refused_by_the_schemas_format() -> None:
@@ -247,10 +262,16 @@ def test_no_field_can_carry_what_a_person_wrote() -> None:
     schema = TicketSlaBreachedKafkaEvent.model_json_schema()
     free_text = []
     for name, field in schema["properties"].items():
-        alternatives = [schema["$defs"][part["$ref"].rsplit("/", 1)[1]] if "$ref" in part else part for part in field.get("anyOf", [field])]
+        alternatives = [
+            schema["$defs"][part["$ref"].rsplit("/", 1)[1]] if "$ref" in part else part
+            for part in field.get("anyOf", [field])
+        ]
         if not all({"enum", "const", "pattern"} & part.keys() or part.get("type") == "null" for part in alternatives):
             free_text.append(name)
-    assert {name: schema["properties"][name]["maxLength"] for name in free_text} == {"Number": 64, "Priority": _PRIORITY_MAX_LENGTH}
+    assert {name: schema["properties"][name]["maxLength"] for name in free_text} == {
+        "Number": 64,
+        "Priority": _PRIORITY_MAX_LENGTH,
+    }
     # listed for people, not required: the list is the support service's
     assert schema["properties"]["Priority"]["examples"] == list(Priority)
     assert schema["additionalProperties"] is False

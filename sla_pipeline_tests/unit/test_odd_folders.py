@@ -29,12 +29,15 @@ def test_roots_postgres_without_a_folder_for_its_data(occupied: Path, tmp_path: 
         unprivileged.reachable_folder(tmp_path / "state", NOBODY)
     assert str(raised.value).startswith(f"PostgreSQL does not run as root, and {occupied}/sla-pipeline-")
     assert str(raised.value).endswith(
-        f", its folder for user nobody, cannot be used: Not a directory; make room for it below {occupied}, or run as another user"
+        f", its folder for user nobody, cannot be used: Not a directory; make room for it below {occupied}, or run "
+        "as another user"
     )
 
 
 def test_roots_postgres_without_a_folder_for_its_programs(occupied: Path) -> None:
-    with pytest.raises(ServiceError, match="its folder for user nobody, cannot be used: Not a directory; make room for it below "):
+    with pytest.raises(
+        ServiceError, match="its folder for user nobody, cannot be used: Not a directory; make room for it below "
+    ):
         unprivileged.reachable_copy([REPOSITORY], "postgres", NOBODY)
 
 
@@ -50,7 +53,9 @@ def test_a_machine_without_a_user_nobody(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_no_folder_for_temporary_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", "/nowhere")
-    with pytest.raises(ServiceError, match=r"the folder for temporary files: .*/nowhere/.*; make room there, or name .* in TMPDIR"):
+    with pytest.raises(
+        ServiceError, match=r"the folder for temporary files: .*/nowhere/.*; make room there, or name .* in TMPDIR"
+    ):
         replay_on_embedded_servers(REPOSITORY / "sla_pipeline" / "demo" / "data" / "incident_log_2016.csv")
 
 

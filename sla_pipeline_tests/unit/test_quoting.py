@@ -15,7 +15,9 @@ def test_a_short_printable_name_is_told_as_it_is(text: str) -> None:
     assert named(text) == text
 
 
-@pytest.mark.parametrize("text", ["\x1b[2J", "A\nB", "\u009b", "\u202e", "\u2028", "\u200b", "", " ", "X" * 101, "X" * 10_000])
+@pytest.mark.parametrize(
+    "text", ["\x1b[2J", "A\nB", "\u009b", "\u202e", "\u2028", "\u200b", "", " ", "X" * 101, "X" * 10_000]
+)
 def test_any_other_is_quoted_and_bounded(text: str) -> None:
     assert named(text) == quoted(text)
     assert named(text).isprintable()
@@ -27,7 +29,9 @@ def test_any_other_is_quoted_and_bounded(text: str) -> None:
 def test_a_name_is_no_markdown(text: str) -> None:
     """In a cell of a table: a reader sees the name, and the table keeps its columns."""
     shown = named(f"x{text}x")
-    html = MarkdownIt("commonmark").enable("table").render(f"| a | b |\n| --- | --- |\n| {in_markdown(shown)} | end |\n")
+    html = (
+        MarkdownIt("commonmark").enable("table").render(f"| a | b |\n| --- | --- |\n| {in_markdown(shown)} | end |\n")
+    )
     (cell, end) = re.findall(r"<td>(.*?)</td>", html)
     assert end == "end"
     assert not re.search(r"<[a-z/]", cell)

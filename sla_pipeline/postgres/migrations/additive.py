@@ -9,18 +9,21 @@ import psycopg
 import sqlalchemy
 from alembic import op
 
-from sla_pipeline.errors import DatabaseError
+from sla_pipeline.errors import PostgresSetupError
 
 __all__ = ["add_missing", "add_missing_index"]
 
-_COLUMNS = "select attname from pg_attribute where attrelid = to_regclass('support.{table}') and attnum > 0 and not attisdropped"
+_COLUMNS = (
+    "select attname from pg_attribute where attrelid = to_regclass('support.{table}') and attnum > 0 and "
+    "not attisdropped"
+)
 _CONSTRAINTS = "select conname from pg_constraint where conrelid = to_regclass('support.{table}')"
 
 
 def add_missing(table: str, columns: Mapping[str, str], constraints: Mapping[str, str] | None = None) -> bool:
     """Create ``support.<table>``, or add those of its columns and constraints that are missing. Returns whether the table was created.
 
-    Raises ``DatabaseError`` for a column without which the rows that are there cannot be.
+    Raises ``PostgresSetupError`` for a column without which the rows that are there cannot be.
     """
     connection = op.get_bind()
     constraints = constraints or {}
@@ -46,16 +49,18 @@ def add_missing(table: str, columns: Mapping[str, str], constraints: Mapping[str
 
 
 def add_missing_index(name: str, definition: str) -> None:
-    """Create an index on a table of ours, unless there is one of this name: `if not exists` would wait for writers first."""
+    """Create an index on a table of ours, unless there is one of this name: `if not exists` would wait for writers
+    first.
+    """
     if op.get_bind().exec_driver_sql(f"select to_regclass('support.{name}')").scalar() is None:
         op.execute(f"create index {name} {definition}")
 
 
-def _values_lost(table: str, column: str) -> DatabaseError:
+def _values_lost(table: str, column: str) -> PostgresSetupError:
     again = "run `sla-pipeline migrate` again"
     if table == "ticket_sla_breaches":
         again += ", then `sla-pipeline recover`, which writes the records back from their events"
-    return DatabaseError(
-        f"column {column} of support.{table} is gone, and with it a value that each of its rows must have. Nothing was changed; restore "
-        f"the table from a backup, or give its rows up (`drop table support.{table}`) and {again}"
+    return PostgresSetupError(
+        f"column {column} of support.{table} is gone, and with it a value that each of its rows must have. Nothing was "
+        f"changed; restore the table from a backup, or give its rows up (`drop table support.{table}`) and {again}"
     )

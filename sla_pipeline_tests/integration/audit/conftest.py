@@ -1,4 +1,6 @@
-"""Fixtures of the auditor's tests: an analyst's login, the audit itself, the topic in foreign hands, a scene in which all is well."""
+"""Fixtures of the auditor's tests: an analyst's login, the audit itself, the topic in foreign hands, a scene in which
+all is well.
+"""
 
 import secrets
 from collections.abc import Callable, Iterator
@@ -35,7 +37,9 @@ def analyst_login(postgres_server_url: str, migrated_template: str) -> Iterator[
     name, password = f"analyst_{secrets.token_hex(6)}", secrets.token_urlsafe(16)
     role = sql.Identifier(name)
     with psycopg.connect(postgres_server_url, autocommit=True) as connection:
-        connection.execute(sql.SQL("create role {} login password {} in role sla_analyst").format(role, sql.Literal(password)))
+        connection.execute(
+            sql.SQL("create role {} login password {} in role sla_analyst").format(role, sql.Literal(password))
+        )
     yield name, password
     with psycopg.connect(postgres_server_url, autocommit=True) as connection:
         connection.execute(sql.SQL("drop role {}").format(role))
@@ -45,7 +49,9 @@ def analyst_login(postgres_server_url: str, migrated_template: str) -> Iterator[
 def analyst(owner_url: str, analyst_login: tuple[str, str]) -> PostgresSettings:
     """The test's database, as the analyst."""
     server = urlsplit(owner_url)
-    return PostgresSettings(server._replace(netloc=f"{':'.join(analyst_login)}@{server.netloc.rpartition('@')[2]}").geturl())
+    return PostgresSettings(
+        server._replace(netloc=f"{':'.join(analyst_login)}@{server.netloc.rpartition('@')[2]}").geturl()
+    )
 
 
 @pytest.fixture
@@ -79,7 +85,9 @@ def mark(database: Database, clock: SimulatedClock, support: Support) -> Mark:
 
 @pytest.fixture
 def breached(support: Support, cycle: Cycle) -> list[str]:
-    """Five tickets that a cycle has marked and published, sequences 1 to 5, and two that are not overdue; the ids of the five in order."""
+    """Five tickets that a cycle has marked and published, sequences 1 to 5, and two that are not overdue; the ids of
+    the five in order.
+    """
     late = make_tickets(support, 3, **FIRST_RESPONSE_OVERDUE)
     late += make_tickets(support, 2, **RESOLUTION_OVERDUE)
     make_ticket(support)

@@ -1,6 +1,7 @@
 """What a test breaks: events by a plain producer, marks and records by hand, the topic's beginning cut off.
 
-What belongs here: doing harm, the way a foreign program, a script or a bug would. What does not: the audit, fixtures (``conftest.py``).
+What belongs here: doing harm, the way a foreign program, a script or a bug would. What does not: the audit, fixtures
+(``conftest.py``).
 """
 
 from collections.abc import Callable, Iterable
@@ -60,7 +61,13 @@ class Topic:
         """Plainly, without a transaction."""
         producer = Producer({"bootstrap.servers": self._settings.bootstrap_servers, "partitioner": "murmur2_random"})
         for event in events:
-            producer.produce(self._settings.topic, event.value, event.key, partition=event.partition, headers=list(event.headers.items()))
+            producer.produce(
+                self._settings.topic,
+                event.value,
+                event.key,
+                partition=event.partition,
+                headers=list(event.headers.items()),
+            )
         assert producer.flush(20) == 0
 
     def send_progress(self, value: bytes, key: bytes = PROGRESS_KEY) -> None:
@@ -71,7 +78,12 @@ class Topic:
 
     def transactional_producer(self) -> Producer:
         """A producer with a transaction of its own, begun."""
-        producer = Producer({"bootstrap.servers": self._settings.bootstrap_servers, "transactional.id": f"{self._settings.topic}.foreign"})
+        producer = Producer(
+            {
+                "bootstrap.servers": self._settings.bootstrap_servers,
+                "transactional.id": f"{self._settings.topic}.foreign",
+            }
+        )
         producer.init_transactions(20)
         producer.begin_transaction()
         return producer
@@ -101,8 +113,8 @@ class HandWrittenRecord(NamedTuple):
 def waiting_records(support: Support) -> list[HandWrittenRecord]:
     """The records beyond the published position."""
     rows = support.execute(
-        "select seq, ticket_id::text, correlation_id, payload from support.ticket_sla_breaches, support.ticket_sla_relay"
-        " where seq > published_seq order by seq"
+        "select seq, ticket_id::text, correlation_id, payload from support.ticket_sla_breaches, "
+        "support.ticket_sla_relay where seq > published_seq order by seq"
     )
     return [HandWrittenRecord(*row) for row in rows]
 
@@ -134,7 +146,9 @@ def record_by_hand(
     due_at: datetime,
     breached_at: datetime = NOW,
 ) -> int:
-    """Mark a ticket and write its breach record in one transaction, as the job does, without asking the rule; returns the sequence."""
+    """Mark a ticket and write its breach record in one transaction, as the job does, without asking the rule; returns
+    the sequence.
+    """
     event = TicketSlaBreachedKafkaEvent.of(
         Breach(kind, due_at),
         ticket_id=ticket_id,
@@ -147,13 +161,16 @@ def record_by_hand(
         now_utc=breached_at,
     )
     with support.transaction():
-        support.execute("update support.tickets set sla_breached = true, updated_at = %s where id = %s", (breached_at, ticket_id))
-        row = support.execute("update support.ticket_sla_relay set next_seq = next_seq + 1 where id = 1 returning next_seq").fetchone()
+        support.execute(
+            "update support.tickets set sla_breached = true, updated_at = %s where id = %s", (breached_at, ticket_id)
+        )
+        row = support.execute(
+            "update support.ticket_sla_relay set last_seq = last_seq + 1 where id = 1 returning last_seq"
+        ).fetchone()
         assert row is not None
         support.execute(
-            "insert into support.ticket_sla_breaches"
-            " (seq, ticket_id, number, kind, due_at, breached_at, correlation_id, payload, recorded_at)"
-            " values (%s, %s, %s, %s, %s, %s, 'by hand', %s, %s)",
+            "insert into support.ticket_sla_breaches (seq, ticket_id, number, kind, due_at, breached_at, "
+            "correlation_id, payload, recorded_at) values (%s, %s, %s, %s, %s, %s, 'by hand', %s, %s)",
             (row[0], ticket_id, number, kind.value, due_at, breached_at, event.to_json(), breached_at),
         )
     return int(row[0])

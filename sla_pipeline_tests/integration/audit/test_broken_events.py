@@ -43,12 +43,16 @@ def in_one_partition(waiting: list[str], support: Support, topic: Topic) -> list
     return waiting
 
 
-def test_events_published_by_hand_as_the_relay_would_are_clean(audit: Audit, waiting: list[str], support: Support, topic: Topic) -> None:
+def test_events_published_by_hand_as_the_relay_would_are_clean(
+    audit: Audit, waiting: list[str], support: Support, topic: Topic
+) -> None:
     publish_by_hand(support, topic)
     assert found(audit()) == {}
 
 
-def test_a_lost_event_is_found_by_sequence_and_by_ticket(audit: Audit, waiting: list[str], support: Support, topic: Topic) -> None:
+def test_a_lost_event_is_found_by_sequence_and_by_ticket(
+    audit: Audit, waiting: list[str], support: Support, topic: Topic
+) -> None:
     publish_by_hand(support, topic, lambda record: [record.as_sent()] if record.seq != 3 else [])
     report = audit()
     assert found(report) == {"record_without_event": 1, "record_ticket_without_event": 1}
@@ -61,11 +65,17 @@ def test_all_events_are_lost_when_the_topic_is_another_one(
     elsewhere = KafkaSettings(kafka_settings.bootstrap_servers, topic=f"{kafka_settings.topic}.other")
     create_topics(elsewhere)
     report = verify(analyst, elsewhere, now_utc=NOW)
-    assert faults(report) == {"record_without_event": 5, "record_ticket_without_event": 5, "progress_behind_postgres": 5}
+    assert faults(report) == {
+        "record_without_event": 5,
+        "record_ticket_without_event": 5,
+        "progress_behind_postgres": 5,
+    }
     assert not report.clean
 
 
-def test_an_event_under_another_sequence_is_lost_by_sequence_only(audit: Audit, waiting: list[str], support: Support, topic: Topic) -> None:
+def test_an_event_under_another_sequence_is_lost_by_sequence_only(
+    audit: Audit, waiting: list[str], support: Support, topic: Topic
+) -> None:
     def alter(record: HandWrittenRecord) -> Iterable[Sent]:
         seq = 900 if record.seq == 4 else record.seq
         yield record.as_sent(headers=dict(event_headers(correlation_id=record.correlation_id, outbox_seq=seq)))
@@ -75,7 +85,9 @@ def test_an_event_under_another_sequence_is_lost_by_sequence_only(audit: Audit, 
 
 
 def test_an_altered_payload_is_found(audit: Audit, waiting: list[str], support: Support, topic: Topic) -> None:
-    publish_by_hand(support, topic, lambda record: [record.as_sent(value=b"{}") if record.seq == 2 else record.as_sent()])
+    publish_by_hand(
+        support, topic, lambda record: [record.as_sent(value=b"{}") if record.seq == 2 else record.as_sent()]
+    )
     report = audit()
     assert found(report) == {"event_payload_differs": 1, "event_invalid": 1}
     assert report.event_count == 4
@@ -88,7 +100,9 @@ def test_an_event_without_a_value_is_found(audit: Audit, waiting: list[str], sup
 
 def test_an_altered_key_is_found(audit: Audit, waiting: list[str], support: Support, topic: Topic) -> None:
     publish_by_hand(
-        support, topic, lambda record: [record.as_sent(key=STRANGER.encode()) if record.seq == 2 else record.as_sent(partition=0)]
+        support,
+        topic,
+        lambda record: [record.as_sent(key=STRANGER.encode()) if record.seq == 2 else record.as_sent(partition=0)],
     )
     assert found(audit()) == {"event_key_differs": 1}
 
@@ -96,11 +110,15 @@ def test_an_altered_key_is_found(audit: Audit, waiting: list[str], support: Supp
 def test_a_payload_that_differs_by_a_space_is_valid_and_still_differs(
     audit: Audit, waiting: list[str], support: Support, topic: Topic
 ) -> None:
-    publish_by_hand(support, topic, lambda record: [record.as_sent(value=record.payload.replace(",", ", ", 1).encode())])
+    publish_by_hand(
+        support, topic, lambda record: [record.as_sent(value=record.payload.replace(",", ", ", 1).encode())]
+    )
     assert found(audit()) == {"event_payload_differs": 4}
 
 
-def test_altered_and_missing_headers_are_found(audit: Audit, waiting: list[str], support: Support, topic: Topic) -> None:
+def test_altered_and_missing_headers_are_found(
+    audit: Audit, waiting: list[str], support: Support, topic: Topic
+) -> None:
     def alter(record: HandWrittenRecord) -> Iterable[Sent]:
         headers = record.as_sent().headers
         if record.seq == 1:
@@ -114,7 +132,9 @@ def test_altered_and_missing_headers_are_found(audit: Audit, waiting: list[str],
 
 
 @pytest.mark.parametrize("text", [None, b"one"])
-def test_an_event_without_a_usable_sequence_is_found(audit: Audit, breached: list[str], topic: Topic, text: bytes | None) -> None:
+def test_an_event_without_a_usable_sequence_is_found(
+    audit: Audit, breached: list[str], topic: Topic, text: bytes | None
+) -> None:
     event = topic.events()[0]
     headers = {name: value for name, value in event.headers.items() if name != "outbox-seq"}
     topic.send(sent_again(event, headers=headers if text is None else {**headers, "outbox-seq": text}))
@@ -140,13 +160,21 @@ def test_a_foreign_event_is_found_by_sequence_and_by_ticket(audit: Audit, breach
 
 
 def test_text_that_came_from_the_topic_is_never_repeated(audit: Audit, breached: list[str], topic: Topic) -> None:
-    topic.send(Sent(b"Jane Doe", b'{"TicketId": "Jane Doe", "Number": "Jane Doe"}', {"outbox-seq": b"Jane Doe", "Jane Doe": b"Jane Doe"}))
+    topic.send(
+        Sent(
+            b"Jane Doe",
+            b'{"TicketId": "Jane Doe", "Number": "Jane Doe"}',
+            {"outbox-seq": b"Jane Doe", "Jane Doe": b"Jane Doe"},
+        )
+    )
     report = audit()
     assert faults(report) == {"event_without_sequence": 1, "event_invalid": 1}
     assert "Jane" not in repr(report)
 
 
-def test_an_event_that_came_twice_is_found_by_sequence_and_by_ticket(audit: Audit, in_one_partition: list[str], topic: Topic) -> None:
+def test_an_event_that_came_twice_is_found_by_sequence_and_by_ticket(
+    audit: Audit, in_one_partition: list[str], topic: Topic
+) -> None:
     second = topic.events()[1]
     topic.send(sent_again(second), sent_again(second))
     report = audit()
@@ -158,12 +186,16 @@ def test_an_event_that_came_twice_is_found_by_sequence_and_by_ticket(audit: Audi
     )
 
 
-def test_a_ticket_s_events_in_two_partitions_have_no_order(audit: Audit, in_one_partition: list[str], topic: Topic) -> None:
+def test_a_ticket_s_events_in_two_partitions_have_no_order(
+    audit: Audit, in_one_partition: list[str], topic: Topic
+) -> None:
     topic.send(sent_again(topic.events()[0], partition=1))
     assert found(audit()) == {"event_sequence_twice": 1, "event_ticket_twice": 1, "order_of_ticket": 1}
 
 
-def test_a_ticket_s_events_in_falling_sequence_are_found(audit: Audit, in_one_partition: list[str], topic: Topic) -> None:
+def test_a_ticket_s_events_in_falling_sequence_are_found(
+    audit: Audit, in_one_partition: list[str], topic: Topic
+) -> None:
     last = topic.events()[3]
     topic.send(sent_again(last, headers={**last.headers, "outbox-seq": b"1"}))
     assert found(audit()) == {
@@ -187,7 +219,9 @@ def test_events_out_of_order_within_a_partition_are_counted_where_the_order_brea
     assert report.finding(Check.ORDER_IN_PARTITION).examples[0].seq == 2
 
 
-def test_order_between_partitions_does_not_matter(audit: Audit, waiting: list[str], support: Support, topic: Topic) -> None:
+def test_order_between_partitions_does_not_matter(
+    audit: Audit, waiting: list[str], support: Support, topic: Topic
+) -> None:
     records = {record.seq: record for record in waiting_records(support)}
     topic.send(*(records[seq].as_sent(partition=partition) for seq, partition in ((3, 0), (4, 0), (2, 1), (1, 2))))
     say_published(support, topic, 4)
@@ -204,12 +238,16 @@ def test_order_between_partitions_does_not_matter(audit: Audit, waiting: list[st
         (b"other", b'{"seq": 5}'),
     ],
 )
-def test_a_progress_record_that_tells_nothing_is_found(audit: Audit, breached: list[str], topic: Topic, key: bytes, value: bytes) -> None:
+def test_a_progress_record_that_tells_nothing_is_found(
+    audit: Audit, breached: list[str], topic: Topic, key: bytes, value: bytes
+) -> None:
     topic.send_progress(value, key)
     assert found(audit()) == {"progress_unreadable": 1}
 
 
-def test_progress_behind_postgres_is_found_and_so_are_events_beyond_it(audit: Audit, breached: list[str], topic: Topic) -> None:
+def test_progress_behind_postgres_is_found_and_so_are_events_beyond_it(
+    audit: Audit, breached: list[str], topic: Topic
+) -> None:
     topic.send_progress(b'{"seq": 3}')
     assert found(audit()) == {"progress_behind_postgres": 2, "event_ahead_of_progress": 2}
 
@@ -221,14 +259,18 @@ def test_progress_beyond_the_last_sequence_is_found(audit: Audit, breached: list
     assert report.finding(Check.PROGRESS_AHEAD_OF_SEQUENCE).examples == (Example(seq=9),)
 
 
-def test_a_copy_in_postgres_that_lags_behind_is_information(audit: Audit, breached: list[str], support: Support) -> None:
+def test_a_copy_in_postgres_that_lags_behind_is_information(
+    audit: Audit, breached: list[str], support: Support
+) -> None:
     support.execute("update support.ticket_sla_relay set published_seq = 2")
     report = audit()
     assert found(report) == {"postgres_behind_progress": 3}
     assert report.clean
 
 
-def test_a_lost_event_does_not_hide_behind_a_position_that_lags(audit: Audit, waiting: list[str], support: Support, topic: Topic) -> None:
+def test_a_lost_event_does_not_hide_behind_a_position_that_lags(
+    audit: Audit, waiting: list[str], support: Support, topic: Topic
+) -> None:
     publish_by_hand(support, topic, lambda record: [record.as_sent()] if record.seq != 4 else [])
     support.execute("update support.ticket_sla_relay set published_seq = 0")
     assert faults(audit()) == {"record_without_event": 1, "record_ticket_without_event": 1}

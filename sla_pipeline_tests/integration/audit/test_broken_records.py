@@ -9,7 +9,15 @@ from sla_pipeline.breach import BreachKind
 from sla_pipeline_tests.integration.audit.conftest import Audit, Mark
 from sla_pipeline_tests.integration.audit.scene import Support, Topic, faults, found, publish_by_hand, record_by_hand
 from sla_pipeline_tests.integration.conftest import Cycle
-from sla_pipeline_tests.tickets import FIRST_RESPONSE_OVERDUE, HOUR, MINUTE, NOW, RESOLUTION_OVERDUE, change, make_ticket
+from sla_pipeline_tests.tickets import (
+    FIRST_RESPONSE_OVERDUE,
+    HOUR,
+    MINUTE,
+    NOW,
+    RESOLUTION_OVERDUE,
+    change,
+    make_ticket,
+)
 
 
 def test_a_deleted_record_is_found_from_every_side(audit: Audit, breached: list[str], support: Support) -> None:
@@ -38,7 +46,9 @@ def test_an_emptied_outbox_is_not_taken_for_housekeeping(audit: Audit, breached:
     }
 
 
-def test_a_record_removed_at_the_published_position_is_a_gap(audit: Audit, breached: list[str], support: Support, mark: Mark) -> None:
+def test_a_record_removed_at_the_published_position_is_a_gap(
+    audit: Audit, breached: list[str], support: Support, mark: Mark
+) -> None:
     make_ticket(support, **FIRST_RESPONSE_OVERDUE)
     mark()
     support.execute("delete from support.ticket_sla_breaches where seq <= 5")
@@ -51,7 +61,7 @@ def test_a_record_missing_at_the_end_is_a_gap(audit: Audit, breached: list[str],
 
 
 def test_a_rewound_sequence_leaves_records_beyond_it(audit: Audit, breached: list[str], support: Support) -> None:
-    support.execute("update support.ticket_sla_relay set published_seq = 3, next_seq = 3")
+    support.execute("update support.ticket_sla_relay set published_seq = 3, last_seq = 3")
     report = audit()
     assert faults(report) == {"record_beyond_sequence": 2, "progress_ahead_of_sequence": 2}
     assert [example.seq for example in report.finding(Check.RECORD_BEYOND_SEQUENCE).examples] == [4, 5]
@@ -80,7 +90,9 @@ def test_a_second_record_of_a_ticket_is_found_and_so_is_its_event(
         "breached_at = breached_at + interval '1 second'",
     ],
 )
-def test_a_record_whose_columns_do_not_say_what_its_payload_says(audit: Audit, breached: list[str], support: Support, damage: str) -> None:
+def test_a_record_whose_columns_do_not_say_what_its_payload_says(
+    audit: Audit, breached: list[str], support: Support, damage: str
+) -> None:
     support.execute(f"update support.ticket_sla_breaches set {damage} where seq = 2".encode())
     report = audit()
     assert faults(report) == {"record_malformed": 1}
@@ -90,10 +102,17 @@ def test_a_record_whose_columns_do_not_say_what_its_payload_says(audit: Audit, b
 def test_a_record_of_another_ticket_than_its_payload_names(audit: Audit, breached: list[str], support: Support) -> None:
     other = make_ticket(support)
     support.execute("update support.ticket_sla_breaches set ticket_id = %s where seq = 2", (other,))
-    assert faults(audit()) == {"record_malformed": 1, "mark_without_record": 1, "record_of_unmarked": 1, "event_key_differs": 1}
+    assert faults(audit()) == {
+        "record_malformed": 1,
+        "mark_without_record": 1,
+        "record_of_unmarked": 1,
+        "event_key_differs": 1,
+    }
 
 
-def test_a_record_whose_payload_is_no_event_makes_an_event_that_is_none(audit: Audit, support: Support, mark: Mark, topic: Topic) -> None:
+def test_a_record_whose_payload_is_no_event_makes_an_event_that_is_none(
+    audit: Audit, support: Support, mark: Mark, topic: Topic
+) -> None:
     make_ticket(support, **FIRST_RESPONSE_OVERDUE)
     mark()
     support.execute("""update support.ticket_sla_breaches set payload = replace(payload, '"Normal"', '""')""")
@@ -103,7 +122,9 @@ def test_a_record_whose_payload_is_no_event_makes_an_event_that_is_none(audit: A
 
 
 @pytest.mark.parametrize("due_at", [NOW, NOW + MINUTE])
-def test_a_mark_before_its_deadline_is_false_and_proven_so(audit: Audit, support: Support, cycle: Cycle, due_at: object) -> None:
+def test_a_mark_before_its_deadline_is_false_and_proven_so(
+    audit: Audit, support: Support, cycle: Cycle, due_at: object
+) -> None:
     ticket_id = make_ticket(support, number="TCK-1", first_response_due_at=due_at)
     record_by_hand(support, ticket_id, "TCK-1", due_at=due_at)  # type: ignore[arg-type]
     cycle()
@@ -119,10 +140,15 @@ def test_a_mark_before_its_deadline_is_false_and_proven_so(audit: Audit, support
         pytest.param({"first_response_due_at": NOW + HOUR}, BreachKind.FIRST_RESPONSE, NOW - MINUTE, id="not overdue"),
         pytest.param({"status": "OnHold"}, BreachKind.FIRST_RESPONSE, NOW - MINUTE, id="a status outside of the rule"),
         pytest.param(
-            {"status": "InWork", "resolution_due_at": NOW - HOUR}, BreachKind.RESOLUTION, NOW - HOUR, id="the other kind had priority"
+            {"status": "InWork", "resolution_due_at": NOW - HOUR},
+            BreachKind.RESOLUTION,
+            NOW - HOUR,
+            id="the other kind had priority",
         ),
         pytest.param({}, BreachKind.FIRST_RESPONSE, NOW - 2 * MINUTE, id="another deadline than the ticket's"),
-        pytest.param({**RESOLUTION_OVERDUE, "resolved_at": NOW - HOUR}, BreachKind.RESOLUTION, NOW - MINUTE, id="resolved before"),
+        pytest.param(
+            {**RESOLUTION_OVERDUE, "resolved_at": NOW - HOUR}, BreachKind.RESOLUTION, NOW - MINUTE, id="resolved before"
+        ),
     ],
 )
 def test_a_false_mark_is_proven_by_the_row_that_it_was_made_on_and_by_no_later_one(
@@ -136,7 +162,9 @@ def test_a_false_mark_is_proven_by_the_row_that_it_was_made_on_and_by_no_later_o
     assert faults(audit()) == {}
 
 
-def test_a_deadline_beyond_what_python_can_hold_proves_a_false_mark_too(audit: Audit, support: Support, cycle: Cycle) -> None:
+def test_a_deadline_beyond_what_python_can_hold_proves_a_false_mark_too(
+    audit: Audit, support: Support, cycle: Cycle
+) -> None:
     ticket_id = make_ticket(support, number="TCK-1", **{**FIRST_RESPONSE_OVERDUE, "first_response_due_at": "infinity"})
     record_by_hand(support, ticket_id, "TCK-1", due_at=NOW - MINUTE)
     cycle()
@@ -150,7 +178,9 @@ def test_a_mark_by_somebody_else_has_no_record(audit: Audit, breached: list[str]
     assert report.finding(Check.MARK_WITHOUT_RECORD).examples == (Example(ticket_id, "TCK-1"),)
 
 
-def test_a_flag_put_back_leaves_a_record_of_an_unmarked_ticket(audit: Audit, breached: list[str], support: Support) -> None:
+def test_a_flag_put_back_leaves_a_record_of_an_unmarked_ticket(
+    audit: Audit, breached: list[str], support: Support
+) -> None:
     change(support, breached[3], sla_breached=False, updated_at=NOW)
     report = audit()
     assert faults(report) == {"record_of_unmarked": 1}

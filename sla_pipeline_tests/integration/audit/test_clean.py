@@ -1,4 +1,6 @@
-"""What must not look broken: a run as it should be, and all that may happen to tickets, records and topic afterwards."""
+"""What must not look broken: a run as it should be, and all that may happen to tickets, records and topic
+afterwards.
+"""
 
 from datetime import timedelta
 
@@ -6,7 +8,7 @@ import pytest
 
 from sla_pipeline.audit.findings import Check, Positions
 from sla_pipeline.audit.verify import verify
-from sla_pipeline.errors import DatabaseError, DatabaseUnavailable, InputError, KafkaError, KafkaUnavailable
+from sla_pipeline.errors import InputError, KafkaSetupError, KafkaUnavailable, PostgresSetupError, PostgresUnavailable
 from sla_pipeline.kafka.settings import KafkaSettings
 from sla_pipeline.postgres.session import PostgresSettings
 from sla_pipeline_tests.integration.audit.conftest import Audit, Mark
@@ -31,14 +33,18 @@ def test_a_new_installation_is_clean(audit: Audit) -> None:
     report = audit()
     assert report.clean
     assert found(report) == {}
-    assert report.positions == Positions(published_seq=0, progress_seq=0, next_seq=0, highest_event_seq=None, progress_seq_after=0)
+    assert report.positions == Positions(
+        published_seq=0, progress_seq=0, last_seq=0, highest_event_seq=None, progress_seq_after=0
+    )
 
 
 def test_after_a_cycle_all_agrees_and_every_mark_is_proven(audit: Audit, breached: list[str]) -> None:
     report = audit()
     assert found(report) == {}
     assert (report.marked_count, report.record_count, report.event_count, report.proven_count) == (5, 5, 5, 5)
-    assert report.positions == Positions(published_seq=5, progress_seq=5, next_seq=5, highest_event_seq=5, progress_seq_after=5)
+    assert report.positions == Positions(
+        published_seq=5, progress_seq=5, last_seq=5, highest_event_seq=5, progress_seq_after=5
+    )
 
 
 def test_after_many_cycles_and_transactions_all_agrees(audit: Audit, cycle: Cycle, support: Support) -> None:
@@ -56,7 +62,9 @@ def test_an_audit_writes_nothing(audit: Audit, breached: list[str], support: Sup
     assert row_versions(support) == before
 
 
-def test_what_happens_to_tickets_after_their_mark_is_no_fault(audit: Audit, breached: list[str], support: Support) -> None:
+def test_what_happens_to_tickets_after_their_mark_is_no_fault(
+    audit: Audit, breached: list[str], support: Support
+) -> None:
     resolved, closed, deleted, moved, answered = breached
     reply(support, answered, at=NOW + MINUTE)
     change(support, moved, first_response_due_at=NOW + HOUR, updated_at=NOW + MINUTE)
@@ -92,7 +100,9 @@ def test_after_a_restore_in_one_transaction_tickets_that_were_edited_prove_nothi
     assert report.proven_count == 4
 
 
-@pytest.mark.parametrize(("dated", "expected"), [(MINUTE, {}), (MINUTE + timedelta(microseconds=1), {"reply_before_breach": 1})])
+@pytest.mark.parametrize(
+    ("dated", "expected"), [(MINUTE, {}), (MINUTE + timedelta(microseconds=1), {"reply_before_breach": 1})]
+)
 def test_a_reply_dated_before_the_mark_is_a_warning_when_it_is_more_than_a_minute(
     audit: Audit, breached: list[str], support: Support, dated: timedelta, expected: dict[str, int]
 ) -> None:
@@ -102,21 +112,27 @@ def test_a_reply_dated_before_the_mark_is_a_warning_when_it_is_more_than_a_minut
     assert report.clean
 
 
-def test_a_resolution_dated_long_before_the_mark_is_a_warning(audit: Audit, breached: list[str], support: Support) -> None:
+def test_a_resolution_dated_long_before_the_mark_is_a_warning(
+    audit: Audit, breached: list[str], support: Support
+) -> None:
     change(support, breached[1], status="Resolved", resolved_at=NOW - HOUR, updated_at=NOW + MINUTE)
     report = audit()
     assert found(report) == {"reply_before_breach": 1}
     assert report.finding(Check.REPLY_BEFORE_BREACH).examples[0].seq == 2
 
 
-def test_a_flag_that_was_put_back_and_marked_again_is_clean(audit: Audit, breached: list[str], support: Support, cycle: Cycle) -> None:
+def test_a_flag_that_was_put_back_and_marked_again_is_clean(
+    audit: Audit, breached: list[str], support: Support, cycle: Cycle
+) -> None:
     change(support, breached[1], sla_breached=False)
     assert faults(audit()) == {"record_of_unmarked": 1}
     assert cycle().remarked == 1
     assert found(audit()) == {}
 
 
-def test_records_that_housekeeping_has_removed_are_not_missed(audit: Audit, breached: list[str], support: Support) -> None:
+def test_records_that_housekeeping_has_removed_are_not_missed(
+    audit: Audit, breached: list[str], support: Support
+) -> None:
     support.execute("delete from support.ticket_sla_breaches where seq <= 2")
     assert found(audit()) == {"record_expired": 2, "mark_older_than_records": 2}
 
@@ -130,7 +146,9 @@ def test_a_mark_on_a_ticket_younger_than_the_oldest_record_is_not_excused_by_hou
     assert found(report) == {"record_expired": 2, "mark_older_than_records": 2, "mark_without_record": 1}
 
 
-def test_aborted_events_are_not_seen(audit: Audit, breached: list[str], topic: Topic, kafka_settings: KafkaSettings) -> None:
+def test_aborted_events_are_not_seen(
+    audit: Audit, breached: list[str], topic: Topic, kafka_settings: KafkaSettings
+) -> None:
     producer = topic.transactional_producer()
     producer.produce(kafka_settings.topic, b"never committed", b"key")
     producer.flush(20)
@@ -143,7 +161,9 @@ def test_aborted_events_are_not_seen(audit: Audit, breached: list[str], topic: T
 def test_further_headers_are_no_difference(audit: Audit, mark: Mark, support: Support, topic: Topic) -> None:
     make_ticket(support, **FIRST_RESPONSE_OVERDUE)
     mark()
-    publish_by_hand(support, topic, lambda record: [record.as_sent(headers={**record.as_sent().headers, "traceparent": b"00-ab"})])
+    publish_by_hand(
+        support, topic, lambda record: [record.as_sent(headers={**record.as_sent().headers, "traceparent": b"00-ab"})]
+    )
     report = audit()
     assert found(report) == {}
     assert report.event_count == 1
@@ -153,19 +173,19 @@ def test_a_login_without_rights_is_told_which_role_it_needs(
     support: Support, kafka_settings: KafkaSettings, analyst: PostgresSettings
 ) -> None:
     support.execute("revoke select on support.ticket_sla_breaches from sla_analyst")
-    with pytest.raises(DatabaseError, match=r"permission denied .* needs membership of role sla_analyst"):
+    with pytest.raises(PostgresSetupError, match=r"permission denied .* needs membership of role sla_analyst"):
         verify(analyst, kafka_settings, now_utc=NOW)
 
 
 def test_a_topic_that_does_not_exist_is_named(analyst: PostgresSettings, kafka_settings: KafkaSettings) -> None:
-    with pytest.raises(KafkaError, match=r"topic no-such-topic\.relay-progress does not exist"):
+    with pytest.raises(KafkaSetupError, match=r"topic no-such-topic\.relay-progress does not exist"):
         verify(analyst, KafkaSettings(kafka_settings.bootstrap_servers, topic="no-such-topic"), now_utc=NOW)
 
 
 def test_servers_that_are_away_are_told_apart(analyst: PostgresSettings, kafka_settings: KafkaSettings) -> None:
     with pytest.raises(KafkaUnavailable, match=r"Kafka at 127\.0\.0\.1:1 did not answer"):
         verify(analyst, KafkaSettings("127.0.0.1:1"), now_utc=NOW)
-    with pytest.raises(DatabaseUnavailable, match=r"127\.0\.0\.1:1 as user"):
+    with pytest.raises(PostgresUnavailable, match=r"127\.0\.0\.1:1 as user"):
         verify(PostgresSettings("postgresql://somebody:secret@127.0.0.1:1/support"), kafka_settings, now_utc=NOW)
 
 

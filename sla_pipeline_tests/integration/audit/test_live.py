@@ -32,7 +32,14 @@ def ignore(passed_count: int) -> None:
 def new_breaches(support: Support, count: int = 20) -> None:
     """Tickets that became overdue a second ago."""
     now = utc_now()
-    make_tickets(support, count, first_response_due_at=now - MINUTE / 60, resolution_due_at=now + MINUTE, created_at=now, updated_at=now)
+    make_tickets(
+        support,
+        count,
+        first_response_due_at=now - MINUTE / 60,
+        resolution_due_at=now + MINUTE,
+        created_at=now,
+        updated_at=now,
+    )
 
 
 def test_cycles_between_any_two_reads_of_an_audit_leave_it_clean(audit: Audit, support: Support, cycle: Cycle) -> None:
@@ -52,12 +59,14 @@ def test_cycles_between_any_two_reads_of_an_audit_leave_it_clean(audit: Audit, s
     # as of the topic's end, and of the snapshot a cycle later
     assert (report.event_count, report.record_count) == (20, 40)
     assert cycles >= 4
-    assert (report.positions.progress_seq, report.positions.next_seq) == (20, 40)
+    assert (report.positions.progress_seq, report.positions.last_seq) == (20, 40)
     assert report.positions.progress_seq_after == 20 * cycles
 
 
 class Pod:
-    """Cycles one after the other in a thread of their own, each step made longer, so that an audit meets every one of them."""
+    """Cycles one after the other in a thread of their own, each step made longer, so that an audit meets every one of
+    them.
+    """
 
     def __init__(self, worker_url: str, kafka_settings: KafkaSettings) -> None:
         self._database = Database(PostgresSettings(worker_url))
@@ -75,7 +84,9 @@ class Pod:
 
     def _work(self) -> None:
         while not self._enough.is_set():
-            report = run_cycle(self._database, self._relay, CycleInput(batch_size=5), clock=SystemClock(), on_step=self._dwell)
+            report = run_cycle(
+                self._database, self._relay, CycleInput(batch_size=5), clock=SystemClock(), on_step=self._dwell
+            )
             self.errors += report.errors
             self.published_count += report.published
 
@@ -106,7 +117,7 @@ def test_audits_beside_a_pod_at_work_are_clean(audit: Audit, support: Support, p
             new_breaches(support)
             report = audit(now_utc=utc_now())
             reports.append(report)
-            waiting += report.positions.next_seq > report.positions.claimed_published
+            waiting += report.positions.last_seq > report.positions.claimed_published
     assert pod.errors == []
     assert [faults(report) for report in reports] == [{}] * 12
     assert set(_OPEN_STEPS) <= pod.steps
@@ -124,13 +135,18 @@ def test_a_transaction_that_stays_open_ends_the_reading_with_an_explanation(
     producer.produce(kafka_settings.topic, b"open", b"key", partition=0)
     assert producer.flush(20) == 0
     spans = watermarks(kafka_settings, kafka_settings.topic)
-    with pytest.raises(KafkaUnavailable, match=r"stands still: partition 0 is readable to offset \d+ of \d+ only\. Either a transaction"):
+    with pytest.raises(
+        KafkaUnavailable,
+        match=r"stands still: partition 0 is readable to offset \d+ of \d+ only\. Either a transaction",
+    ):
         list(read_events(kafka_settings, spans, on_read=ignore, stall_seconds=0.5))
     producer.abort_transaction(20)
     assert len(list(read_events(kafka_settings, spans, on_read=ignore))) == 5
 
 
-def test_events_beyond_the_end_that_was_looked_up_are_not_read(breached: list[str], topic: Topic, kafka_settings: KafkaSettings) -> None:
+def test_events_beyond_the_end_that_was_looked_up_are_not_read(
+    breached: list[str], topic: Topic, kafka_settings: KafkaSettings
+) -> None:
     spans = watermarks(kafka_settings, kafka_settings.topic)
     topic.send(*map(sent_again, topic.events()))
     assert len(list(read_events(kafka_settings, spans, on_read=ignore))) == 5

@@ -1,4 +1,6 @@
-"""The auditor's memory grows by little with what it audits. The benchmark ``audit_memory`` shows the same for a million events."""
+"""The auditor's memory grows by little with what it audits. The benchmark ``audit_memory`` shows the same for a million
+events.
+"""
 
 import pytest
 
@@ -12,7 +14,9 @@ _GROWTH_LIMIT_MB_PER_100_000 = 24
 
 # most of it is spent on writing what is audited
 @pytest.mark.timeout(600)
-def test_memory_grows_by_a_bounded_amount_with_each_hundred_thousand_events(owner_url: str, kafka_settings: KafkaSettings) -> None:
+def test_memory_grows_by_a_bounded_amount_with_each_hundred_thousand_events(
+    owner_url: str, kafka_settings: KafkaSettings
+) -> None:
     # the Kafka client's read-ahead, about 40 MB, is full with so many
     fill(owner_url, kafka_settings, 60_000)
     few = measured(owner_url, kafka_settings)

@@ -11,7 +11,15 @@ from sla_pipeline.breach import judge
 from sla_pipeline_tests.integration.audit.conftest import Audit, Mark
 from sla_pipeline_tests.integration.audit.scene import Support, found
 from sla_pipeline_tests.integration.conftest import Cycle
-from sla_pipeline_tests.tickets import FIRST_RESPONSE_OVERDUE, HOUR, MICROSECOND, MINUTE, NOW, RESOLUTION_OVERDUE, make_ticket
+from sla_pipeline_tests.tickets import (
+    FIRST_RESPONSE_OVERDUE,
+    HOUR,
+    MICROSECOND,
+    MINUTE,
+    NOW,
+    RESOLUTION_OVERDUE,
+    make_ticket,
+)
 
 TWO_MINUTES_AGO = NOW - 2 * MINUTE
 
@@ -36,7 +44,9 @@ def test_a_ticket_changed_a_moment_ago_may_have_become_overdue_just_then(audit: 
     assert found(audit(now_utc=NOW + HOUR)) == {"overdue_unmarked": 1}
 
 
-def test_rows_that_were_set_aside_are_listed_apart_and_count_all_the_same(audit: Audit, support: Support, cycle: Cycle) -> None:
+def test_rows_that_were_set_aside_are_listed_apart_and_count_all_the_same(
+    audit: Audit, support: Support, cycle: Cycle
+) -> None:
     bad = make_ticket(support, **FIRST_RESPONSE_OVERDUE, number="TCK-BAD", queue_id=None)
     assert len(cycle().errors) == 1
     missed = make_ticket(support, **FIRST_RESPONSE_OVERDUE, number="TCK-MISSED")
@@ -63,7 +73,9 @@ def test_the_auditor_finds_exactly_what_the_rule_finds(audit: Audit, support: Su
     due = [None, TWO_MINUTES_AGO - MICROSECOND, TWO_MINUTES_AGO, NOW]
     done = [None, NOW - HOUR]
     overdue = []
-    for look in starmap(TicketLook, product(["New", "InWork", "OnHold", "Resolved"], due, done, due, done, [False, True])):
+    for look in starmap(
+        TicketLook, product(["New", "InWork", "OnHold", "Resolved"], due, done, due, done, [False, True])
+    ):
         ticket_id = make_ticket(support, **asdict(look))
         if judge(look, TWO_MINUTES_AGO):
             overdue.append(ticket_id)
@@ -73,7 +85,9 @@ def test_the_auditor_finds_exactly_what_the_rule_finds(audit: Audit, support: Su
     assert audit().finding(Check.OVERDUE_UNMARKED).count == 0
 
 
-def test_a_waiting_record_is_information_and_after_two_minutes_a_fault(audit: Audit, support: Support, mark: Mark) -> None:
+def test_a_waiting_record_is_information_and_after_two_minutes_a_fault(
+    audit: Audit, support: Support, mark: Mark
+) -> None:
     make_ticket(support, **FIRST_RESPONSE_OVERDUE)
     mark()
     support.execute("update support.ticket_sla_breaches set recorded_at = %s", (TWO_MINUTES_AGO,))

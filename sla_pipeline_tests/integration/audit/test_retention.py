@@ -14,11 +14,15 @@ def test_expired_events_are_not_reported_as_lost(audit: Audit, breached: list[st
     assert report.event_count == 0
 
 
-def test_only_what_is_below_the_first_event_kept_may_have_expired(audit: Audit, support: Support, mark: Mark, topic: Topic) -> None:
+def test_only_what_is_below_the_first_event_kept_may_have_expired(
+    audit: Audit, support: Support, mark: Mark, topic: Topic
+) -> None:
     make_tickets(support, 12, **FIRST_RESPONSE_OVERDUE)
     mark()
     # partition 0: 1, 4, 7, 10; partition 1: 2, 5, 8 (11 is lost); partition 2: 3, 6, 9, 12
-    topic.send(*(record.as_sent(partition=(record.seq - 1) % 3) for record in waiting_records(support) if record.seq != 11))
+    topic.send(
+        *(record.as_sent(partition=(record.seq - 1) % 3) for record in waiting_records(support) if record.seq != 11)
+    )
     say_published(support, topic, 12)
     assert faults(audit()) == {"record_without_event": 1, "record_ticket_without_event": 1}
 
@@ -30,7 +34,9 @@ def test_only_what_is_below_the_first_event_kept_may_have_expired(audit: Audit, 
     assert report.finding(Check.RECORD_WITHOUT_EVENT).examples[0].seq == 11
 
 
-def test_a_lost_event_below_what_has_expired_cannot_be_told_from_it(audit: Audit, support: Support, mark: Mark, topic: Topic) -> None:
+def test_a_lost_event_below_what_has_expired_cannot_be_told_from_it(
+    audit: Audit, support: Support, mark: Mark, topic: Topic
+) -> None:
     make_tickets(support, 6, **FIRST_RESPONSE_OVERDUE)
     mark()
     topic.send(*(record.as_sent(partition=record.seq % 2) for record in waiting_records(support) if record.seq != 2))

@@ -1,6 +1,8 @@
-"""Fixtures of the tests that run the job under Dagster: its environment, its definitions, an instance on the repository's dagster.yaml.
+"""Fixtures of the tests that run the job under Dagster: its environment, its definitions, an instance on the
+repository's dagster.yaml.
 
-What belongs here: what several of these tests need. What does not: the cycle's own fixtures (``integration/conftest.py``).
+What belongs here: what several of these tests need. What does not: the cycle's own fixtures
+(``integration/conftest.py``).
 """
 
 import contextlib
@@ -58,7 +60,9 @@ def ephemeral() -> Iterator[dg.DagsterInstance]:
 
 
 @pytest.fixture
-def home(environment: Mapping[str, str], postgres_server_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def home(
+    environment: Mapping[str, str], postgres_server_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Path]:
     """A Dagster home with the repository's dagster.yaml, its storage an empty database of its own."""
     with database(postgres_server_url, "dagster") as url:
         shutil.copy(REPOSITORY / "dagster.yaml", tmp_path)

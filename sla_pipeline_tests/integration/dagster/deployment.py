@@ -1,7 +1,8 @@
-"""Dagster as it is deployed: code server, daemon and, where a test presses buttons, webserver, each a process of its own.
+"""Dagster as it is deployed: code server, daemon and, where a test presses buttons, webserver, each a process of its
+own.
 
-They run on the repository's own dagster.yaml and definitions. What belongs here: starting and ending them, and sending what a page
-sends. What does not: what they are expected to do.
+They run on the repository's own dagster.yaml and definitions. What belongs here: starting and ending them, and sending
+what a page sends. What does not: what they are expected to do.
 """
 
 import contextlib
@@ -36,14 +37,18 @@ class Deployment:
         )
 
         def dagster(name: str, *arguments: str) -> Service:
-            return Service(name, [sys.executable, "-m", *arguments], home / f"{name}.log", env=dict(os.environ), cwd=home)
+            return Service(
+                name, [sys.executable, "-m", *arguments], home / f"{name}.log", env=dict(os.environ), cwd=home
+            )
 
         self.code_server = dagster(
             "code-server", "dagster", "api", "grpc", "-m", "sla_pipeline.definitions", "-h", "127.0.0.1", "-p", str(self._port),
             "--location-name", LOCATION,
         )  # fmt: skip
         self.daemon = dagster("daemon", "dagster._daemon", "run", "-w", "workspace.yaml")
-        self.webserver = dagster("webserver", "dagster_webserver", "-h", "127.0.0.1", "-p", str(self._web_port), "-w", "workspace.yaml")
+        self.webserver = dagster(
+            "webserver", "dagster_webserver", "-h", "127.0.0.1", "-p", str(self._web_port), "-w", "workspace.yaml"
+        )
 
     @property
     def web_url(self) -> str:

@@ -45,7 +45,9 @@ _PATIENCE_SECONDS = 120.0
 
 pytestmark = [
     pytest.mark.timeout(400),
-    pytest.mark.skipif(_CHROMIUM is None, reason="no Chromium on the PATH; install it (Debian: apt-get install chromium)"),
+    pytest.mark.skipif(
+        _CHROMIUM is None, reason="no Chromium on the PATH; install it (Debian: apt-get install chromium)"
+    ),
 ]
 
 
@@ -101,7 +103,9 @@ def _end_of(instance: dg.DagsterInstance, run_id: str) -> dg.DagsterRunStatus:
     return run.status
 
 
-def test_buttons_of_the_ui_in_a_browser(support: Support, instance: dg.DagsterInstance, events: Events, page: Page) -> None:
+def test_buttons_of_the_ui_in_a_browser(
+    support: Support, instance: dg.DagsterInstance, events: Events, page: Page
+) -> None:
     page.goto("/")
     # the location is loaded: the schedule's job has its row in the timeline
     expect(page.get_by_text("ticket_sla_monitor", exact=True).first).to_be_visible()
@@ -134,7 +138,10 @@ def test_buttons_of_the_ui_in_a_browser(support: Support, instance: dg.DagsterIn
     expect(page.get_by_text("Passed", exact=True)).to_be_visible()
     executed = _launched_by(page, "Execute")
     assert _end_of(instance, executed) is dg.DagsterRunStatus.SUCCESS
-    results = {record.run_id: record.status for record in instance.event_log_storage.get_asset_check_execution_history(CHECK, limit=20)}
+    results = {
+        record.run_id: record.status
+        for record in instance.event_log_storage.get_asset_check_execution_history(CHECK, limit=20)
+    }
     assert results[executed] is AssetCheckExecutionRecordStatus.SUCCEEDED
     page.reload()
     expect(page.get_by_text(re.compile("^0 tickets are overdue and not marked"))).to_be_visible()

@@ -16,7 +16,13 @@ import yaml  # type: ignore[import-untyped]  # Dagster brings it, without types
 from sla_pipeline.monitor import job as monitor
 from sla_pipeline_tests.integration.dagster.conftest import CHECK, REPOSITORY
 
-_VARIABLES = ("SLA_POSTGRES_URL", "SLA_KAFKA_BOOTSTRAP_SERVERS", "SLA_KAFKA_TOPIC", "SLA_KAFKA_CLIENT_CONFIG", "SLA_SINGLE_RUNNER")
+_VARIABLES = (
+    "SLA_POSTGRES_URL",
+    "SLA_KAFKA_BOOTSTRAP_SERVERS",
+    "SLA_KAFKA_TOPIC",
+    "SLA_KAFKA_CLIENT_CONFIG",
+    "SLA_SINGLE_RUNNER",
+)
 
 
 @pytest.fixture
@@ -61,7 +67,12 @@ def test_everything_has_a_description_and_every_asset_a_group(definitions: dg.De
         described[schedule.name] = schedule.description
     for sensor in definitions.sensors or []:
         described[sensor.name] = sensor.description
-    assert {"sla_breaches", "ticket_sla_monitor", "claim_overdue", "ticket_sla_monitor_every_minute"} <= described.keys()
+    assert {
+        "sla_breaches",
+        "ticket_sla_monitor",
+        "claim_overdue",
+        "ticket_sla_monitor_every_minute",
+    } <= described.keys()
     assert [name for name, text in described.items() if not text] == []
 
 
@@ -78,7 +89,9 @@ def test_no_setting_is_configuration_of_a_resource(definitions: dg.Definitions) 
 
 def test_the_asset_is_late_after_five_minutes_without_a_successful_cycle(definitions: dg.Definitions) -> None:
     (spec,) = [spec for spec in definitions.resolve_all_asset_specs() if spec.key == CHECK.asset_key]
-    assert spec.freshness_policy == dg.FreshnessPolicy.time_window(fail_window=dt.timedelta(minutes=5), warn_window=dt.timedelta(minutes=3))
+    assert spec.freshness_policy == dg.FreshnessPolicy.time_window(
+        fail_window=dt.timedelta(minutes=5), warn_window=dt.timedelta(minutes=3)
+    )
 
 
 def test_one_cycle_at_a_time_whatever_starts_it(definitions: dg.Definitions) -> None:

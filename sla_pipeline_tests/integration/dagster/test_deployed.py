@@ -71,16 +71,22 @@ def test_each_kind_end_to_end(support: Support, home: Path, instance: dg.Dagster
 
 def test_after_a_break_of_an_hour(support: Support, home: Path, instance: dg.DagsterInstance, events: Events) -> None:
     """The daemon was away for 60 ticks: it makes one run, for the newest, and that takes all."""
-    tickets = make_tickets(support, 60, apart=timedelta(minutes=1), first_response_due_at=datetime.now(UTC) - timedelta(minutes=61))
+    tickets = make_tickets(
+        support, 60, apart=timedelta(minutes=1), first_response_due_at=datetime.now(UTC) - timedelta(minutes=61)
+    )
     with deployment(home) as deployed:
-        wait_until(lambda: bool(_schedule_states(instance)), what="the daemon to note the schedule", seconds=_PATIENCE_SECONDS)
+        wait_until(
+            lambda: bool(_schedule_states(instance)), what="the daemon to note the schedule", seconds=_PATIENCE_SECONDS
+        )
         deployed.daemon.stop()
         _backdate(instance, since=datetime.now(UTC) - timedelta(hours=1))
         support.execute("update support.tickets set sla_breached = false")
         before = {run.run_id for run in instance.get_runs()}
         resumed_at = time.time()
         deployed.daemon.start()
-        wait_until(lambda: len(_succeeded(instance)) > len(before), what="a run after the break", seconds=_PATIENCE_SECONDS)
+        wait_until(
+            lambda: len(_succeeded(instance)) > len(before), what="a run after the break", seconds=_PATIENCE_SECONDS
+        )
         minutes = time.time() // 60 - resumed_at // 60
     runs = [run for run in instance.get_runs() if run.run_id not in before]
     assert 1 <= len(runs) <= 1 + minutes
@@ -93,7 +99,9 @@ def _schedule_states(instance: dg.DagsterInstance) -> list[InstigatorState]:
 
 
 def _backdate(instance: dg.DagsterInstance, *, since: datetime) -> None:
-    """Makes the schedule one that runs since then and has not ticked: what Dagster's storage holds after the daemon was away."""
+    """Makes the schedule one that runs since then and has not ticked: what Dagster's storage holds after the daemon was
+    away.
+    """
     (state,) = _schedule_states(instance)
     instance.purge_ticks(state.instigator_origin_id, state.selector_id, before=time.time() + 60)
     data = state.instigator_data
@@ -104,10 +112,17 @@ def _backdate(instance: dg.DagsterInstance, *, since: datetime) -> None:
 def test_journal_of_a_killed_cycle(support: Support, home: Path, instance: dg.DagsterInstance, events: Events) -> None:
     """SIGKILL to the run's process in the middle of a batch: no stuck run holds back the next tick."""
     kinds = _overdue(support)
-    support.execute("create function support.wait() returns trigger language plpgsql as $$ begin perform pg_sleep(12); return new; end $$")
+    support.execute(
+        "create function support.wait() returns trigger language plpgsql as $$ begin perform pg_sleep(12); return "
+        "new; end $$"
+    )
     support.execute("create trigger wait before update on support.tickets for each row execute function support.wait()")
     with deployment(home) as deployed:
-        wait_until(lambda: bool(_marking_ports(support)), what="a scheduled run to be inside a batch", seconds=_PATIENCE_SECONDS)
+        wait_until(
+            lambda: bool(_marking_ports(support)),
+            what="a scheduled run to be inside a batch",
+            seconds=_PATIENCE_SECONDS,
+        )
         (port,) = _marking_ports(support)
         deployed.process_connected_from(port).kill()
         killed_at = datetime.now(UTC)
@@ -117,7 +132,9 @@ def test_journal_of_a_killed_cycle(support: Support, home: Path, instance: dg.Da
 
     dead, *_ = sorted(instance.get_run_records(), key=lambda record: record.create_timestamp)
     assert dead.dagster_run.status is dg.DagsterRunStatus.FAILURE
-    rows = support.execute("select run_id, state, started_at, error from support.ticket_sla_cycles order by id").fetchall()
+    rows = support.execute(
+        "select run_id, state, started_at, error from support.ticket_sla_cycles order by id"
+    ).fetchall()
     assert rows[0][:2] == (dead.dagster_run.run_id, "abandoned")
     assert rows[0][3] == "the process ended without a word"
     assert rows[1][1] == "succeeded"
@@ -126,13 +143,24 @@ def test_journal_of_a_killed_cycle(support: Support, home: Path, instance: dg.Da
     assert {event.ticket_id: event.breach_kind for event in events()} == kinds
 
 
-def test_the_machine_dies_in_the_middle_of_a_cycle(support: Support, home: Path, instance: dg.DagsterInstance, events: Events) -> None:
-    """Daemon, code server and run are killed and started again 12 s later: Dagster believes in the run, the journal does not."""
+def test_the_machine_dies_in_the_middle_of_a_cycle(
+    support: Support, home: Path, instance: dg.DagsterInstance, events: Events
+) -> None:
+    """Daemon, code server and run are killed and started again 12 s later: Dagster believes in the run, the journal
+    does not.
+    """
     kinds = _overdue(support)
-    support.execute("create function support.wait() returns trigger language plpgsql as $$ begin perform pg_sleep(8); return new; end $$")
+    support.execute(
+        "create function support.wait() returns trigger language plpgsql as $$ begin perform pg_sleep(8); return "
+        "new; end $$"
+    )
     support.execute("create trigger wait before update on support.tickets for each row execute function support.wait()")
     with deployment(home) as deployed:
-        wait_until(lambda: bool(_marking_ports(support)), what="a scheduled run to be inside a batch", seconds=_PATIENCE_SECONDS)
+        wait_until(
+            lambda: bool(_marking_ports(support)),
+            what="a scheduled run to be inside a batch",
+            seconds=_PATIENCE_SECONDS,
+        )
         (dead,) = instance.get_runs()
         deployed.die()
         died_at = datetime.now(UTC)
@@ -149,8 +177,8 @@ def test_the_machine_dies_in_the_middle_of_a_cycle(support: Support, home: Path,
     assert _status(instance, dead) is dg.DagsterRunStatus.FAILURE
     (failure,) = instance.all_logs(dead.run_id, of_type=dg.DagsterEventType.RUN_FAILURE)
     assert failure.get_dagster_event().message == (
-        "The run's process is dead: its row in support.ticket_sla_cycles is not locked. What it committed stays; the next cycle,"
-        " due now, takes the rest. No action is needed."
+        "The run's process is dead: its row in support.ticket_sla_cycles is not locked. What it committed stays; the "
+        "next cycle, due now, takes the rest. No action is needed."
     )
     assert support.execute("select run_id, state from support.ticket_sla_cycles order by id limit 2").fetchall() == [
         (dead.run_id, "abandoned"),

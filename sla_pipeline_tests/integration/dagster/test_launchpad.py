@@ -25,21 +25,27 @@ def _untouched(support: Support) -> tuple[Any, ...]:
     return (
         row_versions(support),
         support.execute("select count(*) from support.ticket_sla_cycles").fetchone(),
-        support.execute("select xmin, next_seq from support.ticket_sla_relay").fetchone(),
+        support.execute("select xmin, last_seq from support.ticket_sla_relay").fetchone(),
     )
 
 
 @pytest.mark.parametrize("value", [0, -1, 1001, None, "many", "500", 2.5, True, [], {}])
-def test_batch_size_out_of_range(value: object, support: Support, job: dg.JobDefinition, ephemeral: dg.DagsterInstance) -> None:
+def test_batch_size_out_of_range(
+    value: object, support: Support, job: dg.JobDefinition, ephemeral: dg.DagsterInstance
+) -> None:
     _refused("batch_size", value, "from 1 to 1000 (default 500)", support, job, ephemeral)
 
 
 @pytest.mark.parametrize("value", [0, 201, None, "many", 2.5, True])
-def test_max_batches_per_cycle_out_of_range(value: object, support: Support, job: dg.JobDefinition, ephemeral: dg.DagsterInstance) -> None:
+def test_max_batches_per_cycle_out_of_range(
+    value: object, support: Support, job: dg.JobDefinition, ephemeral: dg.DagsterInstance
+) -> None:
     _refused("max_batches_per_cycle", value, "from 1 to 200 (default 20)", support, job, ephemeral)
 
 
-def _refused(field: str, value: object, allowed: str, support: Support, job: dg.JobDefinition, ephemeral: dg.DagsterInstance) -> None:
+def _refused(
+    field: str, value: object, allowed: str, support: Support, job: dg.JobDefinition, ephemeral: dg.DagsterInstance
+) -> None:
     """Of whatever type: by field, value and range, before there is a run."""
     make_ticket(support, first_response_due_at="2026-01-01T00:00:00Z")
     before = _untouched(support)
@@ -57,7 +63,9 @@ def test_an_unknown_field_is_refused(field: str, job: dg.JobDefinition, ephemera
         job.execute_in_process(instance=ephemeral, run_config=launchpad(**{field: 500}))
 
 
-def test_a_tenant_that_is_no_uuid_is_refused(support: Support, job: dg.JobDefinition, ephemeral: dg.DagsterInstance) -> None:
+def test_a_tenant_that_is_no_uuid_is_refused(
+    support: Support, job: dg.JobDefinition, ephemeral: dg.DagsterInstance
+) -> None:
     before = _untouched(support)
     with pytest.raises(dg.DagsterInvalidConfigError) as raised:
         job.execute_in_process(instance=ephemeral, run_config=launchpad(tenant_id="mine"))

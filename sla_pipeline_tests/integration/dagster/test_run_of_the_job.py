@@ -13,7 +13,15 @@ from sla_pipeline.embedded.ports import free_ports
 from sla_pipeline.monitor.resources import RE_EXECUTE_ALL
 from sla_pipeline_tests.integration.conftest import Events
 from sla_pipeline_tests.integration.dagster.conftest import CHECK, SET_ASIDE_CHECK, launchpad
-from sla_pipeline_tests.tickets import QUEUE, RESOLUTION_OVERDUE, TENANT, breached_ids, change, make_ticket, make_tickets
+from sla_pipeline_tests.tickets import (
+    QUEUE,
+    RESOLUTION_OVERDUE,
+    TENANT,
+    breached_ids,
+    change,
+    make_ticket,
+    make_tickets,
+)
 
 Support = psycopg.Connection[Any]
 # long overdue by the system's clock, which the job goes by
@@ -24,7 +32,9 @@ _RESOLUTION_OVERDUE = RESOLUTION_OVERDUE | dict.fromkeys(
 
 
 def _evaluation(result: dg.ExecuteInProcessResult, check: dg.AssetCheckKey) -> dg.AssetCheckEvaluation:
-    (evaluation,) = [evaluation for evaluation in result.get_asset_check_evaluations() if evaluation.check_name == check.name]
+    (evaluation,) = [
+        evaluation for evaluation in result.get_asset_check_evaluations() if evaluation.check_name == check.name
+    ]
     return evaluation
 
 
@@ -61,15 +71,23 @@ def test_a_cycle_is_a_materialization_with_all_its_numbers(
         "backlog": 0,
         "set_aside": 0,
     }
-    assert support.execute("select run_id, state from support.ticket_sla_cycles").fetchall() == [(result.run_id, "succeeded")]
-    assert support.execute("select distinct correlation_id from support.ticket_sla_breaches").fetchall() == [(result.run_id,)]
+    assert support.execute("select run_id, state from support.ticket_sla_cycles").fetchall() == [
+        (result.run_id, "succeeded")
+    ]
+    assert support.execute("select distinct correlation_id from support.ticket_sla_breaches").fetchall() == [
+        (result.run_id,)
+    ]
     assert len(events()) == 5
 
 
-def test_the_launchpads_fields_reach_the_cycle(support: Support, job: dg.JobDefinition, ephemeral: dg.DagsterInstance) -> None:
+def test_the_launchpads_fields_reach_the_cycle(
+    support: Support, job: dg.JobDefinition, ephemeral: dg.DagsterInstance
+) -> None:
     ours = [make_ticket(support, first_response_due_at=f"2026-01-01T00:0{minute}:00Z") for minute in range(5)]
     make_ticket(support, first_response_due_at="2026-01-01T00:00:00Z", tenant_id="bbbbbbbb-0000-4000-8000-000000000002")
-    result = job.execute_in_process(instance=ephemeral, run_config=launchpad(batch_size=2, max_batches_per_cycle=2, tenant_id=TENANT))
+    result = job.execute_in_process(
+        instance=ephemeral, run_config=launchpad(batch_size=2, max_batches_per_cycle=2, tenant_id=TENANT)
+    )
     assert result.success
     assert breached_ids(support) == set(ours[:4])
     assert support.execute(
@@ -79,7 +97,12 @@ def test_the_launchpads_fields_reach_the_cycle(support: Support, job: dg.JobDefi
 
 @pytest.mark.parametrize(("backlog", "passed"), [(100, True), (101, False)])
 def test_the_cycle_records_the_check_in_its_own_run(
-    backlog: int, passed: bool, support: Support, operator: Support, job: dg.JobDefinition, ephemeral: dg.DagsterInstance
+    backlog: int,
+    passed: bool,
+    support: Support,
+    operator: Support,
+    job: dg.JobDefinition,
+    ephemeral: dg.DagsterInstance,
 ) -> None:
     make_tickets(support, backlog, **_FIRST_RESPONSE_OVERDUE)
     operator.execute("select 1 from support.tickets for update")
@@ -94,9 +117,13 @@ def test_the_cycle_records_the_check_in_its_own_run(
     assert record.run_id == result.run_id
 
 
-def test_the_check_runs_alone_and_counts_now(support: Support, definitions: dg.Definitions, ephemeral: dg.DagsterInstance) -> None:
+def test_the_check_runs_alone_and_counts_now(
+    support: Support, definitions: dg.Definitions, ephemeral: dg.DagsterInstance
+) -> None:
     make_tickets(support, 7, **_FIRST_RESPONSE_OVERDUE)
-    alone = definitions.resolve_implicit_global_asset_job_def().get_subset(asset_check_selection={CHECK}, asset_selection=set())
+    alone = definitions.resolve_implicit_global_asset_job_def().get_subset(
+        asset_check_selection={CHECK}, asset_selection=set()
+    )
     result = alone.execute_in_process(instance=ephemeral)
     (evaluation,) = result.get_asset_check_evaluations()
     assert (evaluation.passed, _metadata(evaluation.metadata)) == (True, {"backlog": 7, "limit": 100})
@@ -107,8 +134,12 @@ def test_the_check_runs_alone_and_counts_now(support: Support, definitions: dg.D
 def test_tickets_set_aside_are_an_alarm_until_they_are_mended(
     support: Support, definitions: dg.Definitions, job: dg.JobDefinition, ephemeral: dg.DagsterInstance
 ) -> None:
-    """The run fails in the cycle in which the ticket fails; in those in which it only waits, the check alone says that nobody is called."""
-    alone = definitions.resolve_implicit_global_asset_job_def().get_subset(asset_check_selection={SET_ASIDE_CHECK}, asset_selection=set())
+    """The run fails in the cycle in which the ticket fails; in those in which it only waits, the check alone says that
+    nobody is called.
+    """
+    alone = definitions.resolve_implicit_global_asset_job_def().get_subset(
+        asset_check_selection={SET_ASIDE_CHECK}, asset_selection=set()
+    )
     bad = make_ticket(support, **_FIRST_RESPONSE_OVERDUE, queue_id=None, number="BAD|1 [x](http://x) <b>\n\x1b[2J")
 
     failed = job.execute_in_process(instance=ephemeral, raise_on_error=False)
@@ -116,12 +147,16 @@ def test_tickets_set_aside_are_an_alarm_until_they_are_mended(
     by_hand = alone.execute_in_process(instance=ephemeral)
 
     assert (failed.success, later.success, by_hand.success) == (False, True, True)
-    ((since, next_try),) = support.execute("select first_failed_at, next_try_at from support.ticket_sla_set_aside").fetchall()
+    ((since, next_try),) = support.execute(
+        "select first_failed_at, next_try_at from support.ticket_sla_set_aside"
+    ).fetchall()
     for result in (failed, later, by_hand):
         evaluation = _evaluation(result, SET_ASIDE_CHECK)
         assert (evaluation.passed, evaluation.severity) == (False, dg.AssetCheckSeverity.ERROR)
         assert evaluation.description is not None
-        assert evaluation.description.startswith("1 overdue tickets cannot be marked, and nobody is called for them; correct the row or ")
+        assert evaluation.description.startswith(
+            "1 overdue tickets cannot be marked, and nobody is called for them; correct the row or "
+        )
         metadata = _metadata(evaluation.metadata)
         assert metadata["set_aside"] == 1
         assert metadata["tickets"].splitlines()[2:] == [
@@ -138,11 +173,17 @@ def test_tickets_set_aside_are_an_alarm_until_they_are_mended(
     change(support, bad, queue_id=QUEUE)
     assert _evaluation(alone.execute_in_process(instance=ephemeral), SET_ASIDE_CHECK).passed
     mended = _evaluation(job.execute_in_process(instance=ephemeral), SET_ASIDE_CHECK)
-    assert (mended.passed, mended.description, _metadata(mended.metadata)) == (True, "no overdue ticket is set aside", {"set_aside": 0})
+    assert (mended.passed, mended.description, _metadata(mended.metadata)) == (
+        True,
+        "no overdue ticket is set aside",
+        {"set_aside": 0},
+    )
     assert breached_ids(support) == {bad}
 
 
-def test_the_alarm_lists_the_first_twenty(support: Support, job: dg.JobDefinition, ephemeral: dg.DagsterInstance) -> None:
+def test_the_alarm_lists_the_first_twenty(
+    support: Support, job: dg.JobDefinition, ephemeral: dg.DagsterInstance
+) -> None:
     make_tickets(support, 120, **_FIRST_RESPONSE_OVERDUE, queue_id=None)
     result = job.execute_in_process(instance=ephemeral, raise_on_error=False)
     metadata = _metadata(_evaluation(result, SET_ASIDE_CHECK).metadata)
@@ -161,10 +202,14 @@ def test_the_alarm_lists_the_first_twenty(support: Support, job: dg.JobDefinitio
 def test_a_set_aside_table_that_cannot_be_read_is_no_passed_check(
     support: Support, job: dg.JobDefinition, ephemeral: dg.DagsterInstance
 ) -> None:
-    """Counted like other bookkeeping: the cycle marks and publishes, and fails with the remedy; the check keeps its last record."""
+    """Counted like other bookkeeping: the cycle marks and publishes, and fails with the remedy; the check keeps its
+    last record.
+    """
     good = make_ticket(support, **_FIRST_RESPONSE_OVERDUE)
     support.execute("revoke select on support.ticket_sla_set_aside from sla_worker")
-    with pytest.raises(dg.Failure, match=r"`grant select, insert, update, delete on support\.ticket_sla_set_aside to sla_worker`"):
+    with pytest.raises(
+        dg.Failure, match=r"`grant select, insert, update, delete on support\.ticket_sla_set_aside to sla_worker`"
+    ):
         job.execute_in_process(instance=ephemeral)
     assert breached_ids(support) == {good}
     assert ephemeral.get_latest_asset_check_evaluation_record(SET_ASIDE_CHECK) is None
@@ -203,7 +248,9 @@ def test_a_failing_publish_fails_the_run_at_its_end(
     assert user_failure is not None
     assert user_failure.description is not None
     assert user_failure.description.endswith(f"\n{RE_EXECUTE_ALL}")
-    assert user_failure.description.startswith(f"publishing failed: Kafka at 127.0.0.1:{port} did not answer as expected while ")
+    assert user_failure.description.startswith(
+        f"publishing failed: Kafka at 127.0.0.1:{port} did not answer as expected while "
+    )
     assert {name: user_failure.metadata[name].value for name in ("processed", "published", "errors")} == {
         "processed": 3,
         "published": 0,
@@ -226,7 +273,8 @@ def test_a_bad_row_fails_the_run_at_its_end_in_words_without_its_values(
     with pytest.raises(dg.Failure) as raised:
         job.execute_in_process(instance=ephemeral)
     assert raised.value.description == (
-        f"ticket BAD-1 ({bad}) set aside: the event cannot be built: priority: String should have at most 32 characters\n{RE_EXECUTE_ALL}"
+        f"ticket BAD-1 ({bad}) set aside: the event cannot be built: priority: String should have at most 32 "
+        f"characters\n{RE_EXECUTE_ALL}"
     )
     assert raised.value.allow_retries is False
     assert breached_ids(support) == {good}
@@ -250,7 +298,9 @@ def test_a_wrong_database_fails_the_run_at_once_and_once(
 def test_a_cycle_that_the_single_runner_lock_keeps_out_is_no_success(
     support: Support, job: dg.JobDefinition, ephemeral: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A hung holder of the lock must not hide that there is no successful cycle: no materialization, and the run says why."""
+    """A hung holder of the lock must not hide that there is no successful cycle: no materialization, and the run says
+    why.
+    """
     make_ticket(support, **_FIRST_RESPONSE_OVERDUE)
     monkeypatch.setenv("SLA_SINGLE_RUNNER", "1")
     support.execute("select pg_advisory_lock(hashtextextended('Pin:lock:job:scheduled:support-ticket-sla-monitor', 0))")
@@ -259,7 +309,8 @@ def test_a_cycle_that_the_single_runner_lock_keeps_out_is_no_success(
     assert failure.step_key == "sla_breaches.claim_overdue"
     assert failure.step_failure_data.user_failure_data is not None
     assert failure.step_failure_data.user_failure_data.description == (
-        "skipped: another runner holds the advisory lock 'Pin:lock:job:scheduled:support-ticket-sla-monitor': this cycle is left to it"
+        "skipped: another runner holds the advisory lock 'Pin:lock:job:scheduled:support-ticket-sla-monitor': this "
+        "cycle is left to it"
     )
     assert [run.status for run in ephemeral.get_runs()] == [dg.DagsterRunStatus.FAILURE]
     assert ephemeral.get_latest_materialization_event(CHECK.asset_key) is None
@@ -272,7 +323,9 @@ def test_a_cycle_that_the_single_runner_lock_keeps_out_is_no_success(
 
 
 def test_another_asset_of_the_location_keeps_its_value(definitions: dg.Definitions, tmp_path: Path) -> None:
-    """Only the ops of a cycle pass their values in memory: what another asset returns is stored, for other processes too."""
+    """Only the ops of a cycle pass their values in memory: what another asset returns is stored, for other processes
+    too.
+    """
 
     @dg.asset
     def answer() -> int:
@@ -295,7 +348,8 @@ _URL_FORM = "postgresql://USER:PASSWORD@HOST:PORT/DATABASE"
     ("name", "value", "sentence"),
     [
         ("SLA_POSTGRES_URL", None, f"SLA_POSTGRES_URL is not set; set it to {_URL_FORM}, the worker's login"),
-        ("SLA_POSTGRES_URL", f"{_URL}\nx", "SLA_POSTGRES_URL holds a line break; write the value as plain text on one line"),
+        ("SLA_POSTGRES_URL", f"{_URL}\nx", "SLA_POSTGRES_URL holds a line break; write the value as plain text on "
+                                           "one line"),
         (
             "SLA_POSTGRES_URL",
             f'"{_URL}"',
@@ -309,12 +363,14 @@ _URL_FORM = "postgresql://USER:PASSWORD@HOST:PORT/DATABASE"
         (
             "SLA_KAFKA_TOPIC",
             "tickets breached",
-            "the Kafka topic (SLA_KAFKA_TOPIC) is 'tickets breached'; use at most 200 letters, digits, dots, underscores and dashes",
+            "the Kafka topic (SLA_KAFKA_TOPIC) is 'tickets breached'; use at most 200 letters, digits, dots, "
+            "underscores and dashes",
         ),
         (
             "SLA_KAFKA_CLIENT_CONFIG",
             f'{{"sasl.password": "{_CANARY}",}}',
-            "SLA_KAFKA_CLIENT_CONFIG is not JSON (line 1, column 31); write a JSON object of texts, numbers and booleans, such as "
+            "SLA_KAFKA_CLIENT_CONFIG is not JSON (line 1, column 31); write a JSON object of texts, numbers and "
+            "booleans, such as "
             '{"security.protocol": "SASL_SSL"}',
         ),
         ("SLA_SINGLE_RUNNER", "maybe", "SLA_SINGLE_RUNNER is 'maybe'; set it to 1 for one runner at a time, or to 0"),
@@ -345,7 +401,9 @@ def test_the_check_alone_names_a_wrong_variable(
     name: str, definitions: dg.Definitions, ephemeral: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(name, "nonsense")
-    alone = definitions.resolve_implicit_global_asset_job_def().get_subset(asset_check_selection={CHECK}, asset_selection=set())
+    alone = definitions.resolve_implicit_global_asset_job_def().get_subset(
+        asset_check_selection={CHECK}, asset_selection=set()
+    )
     with pytest.raises(dg.Failure, match=f"^{name} is "):
         alone.execute_in_process(instance=ephemeral)
 
@@ -354,6 +412,7 @@ def test_no_session_is_left_behind(support: Support, job: dg.JobDefinition, ephe
     make_tickets(support, 3, **_FIRST_RESPONSE_OVERDUE)
     job.execute_in_process(instance=ephemeral)
     left = support.execute(
-        "select application_name from pg_stat_activity where datname = current_database() and application_name like 'ticket-sla-monitor%'"
+        "select application_name from pg_stat_activity where datname = current_database() and application_name like "
+        "'ticket-sla-monitor%'"
     )
     assert left.fetchall() == []

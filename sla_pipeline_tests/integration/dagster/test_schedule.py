@@ -62,7 +62,9 @@ def _run(instance: dg.DagsterInstance, status: dg.DagsterRunStatus, *, started_s
             asset_selection=frozenset({dg.AssetKey("sla_breaches")}),
             remote_job_origin=RemoteJobOrigin(_REPOSITORY, "__ASSET_JOB"),
             run_op_concurrency=RunOpConcurrency(
-                root_key_counts={"ticket_sla_cycle": 1}, has_unconstrained_root_nodes=False, all_pools={"ticket_sla_cycle"}
+                root_key_counts={"ticket_sla_cycle": 1},
+                has_unconstrained_root_nodes=False,
+                all_pools={"ticket_sla_cycle"},
             ),
         )
     )
@@ -120,13 +122,15 @@ def test_a_run_whose_lock_is_free_is_dead(stored: dg.DagsterInstance, decide: De
     (failure,) = stored.all_logs(run.run_id, of_type=dg.DagsterEventType.RUN_FAILURE)
     assert failure.dagster_event is not None
     assert failure.dagster_event.message == (
-        "The run's process is dead: its row in support.ticket_sla_cycles is not locked. What it committed stays; the next cycle,"
-        " due now, takes the rest. No action is needed."
+        "The run's process is dead: its row in support.ticket_sla_cycles is not locked. What it committed stays; the "
+        "next cycle, due now, takes the rest. No action is needed."
     )
     assert isinstance(decide(), dg.RunRequest)
 
 
-def test_a_run_that_another_cycle_found_abandoned_is_dead(stored: dg.DagsterInstance, decide: Decide, worker_url: str) -> None:
+def test_a_run_that_another_cycle_found_abandoned_is_dead(
+    stored: dg.DagsterInstance, decide: Decide, worker_url: str
+) -> None:
     run = _run(stored, dg.DagsterRunStatus.STARTED)
     with _journaled(worker_url, run):
         pass
@@ -138,13 +142,19 @@ def test_a_run_that_another_cycle_found_abandoned_is_dead(stored: dg.DagsterInst
 
 @pytest.mark.parametrize(("finished_seconds_ago", "status"), [(1, "STARTED"), (15, "FAILURE")])
 def test_a_run_that_closed_its_row_has_seconds_to_end(
-    finished_seconds_ago: int, status: str, stored: dg.DagsterInstance, decide: Decide, worker_url: str, support: Support
+    finished_seconds_ago: int,
+    status: str,
+    stored: dg.DagsterInstance,
+    decide: Decide,
+    worker_url: str,
+    support: Support,
 ) -> None:
     run = _run(stored, dg.DagsterRunStatus.STARTED)
     with _journaled(worker_url, run) as (connection, cycle_id):
         journal.finish(connection, cycle_id, journal.CycleEnd("succeeded"))
         support.execute(
-            "update support.ticket_sla_cycles set finished_at = clock_timestamp() - make_interval(secs => %s)", (finished_seconds_ago,)
+            "update support.ticket_sla_cycles set finished_at = clock_timestamp() - make_interval(secs => %s)",
+            (finished_seconds_ago,),
         )
         assert isinstance(decide(), dg.SkipReason if status == "STARTED" else dg.RunRequest)
     assert _status(stored, run).value == status
@@ -170,7 +180,9 @@ def test_a_live_run_behind_a_dead_one_holds_the_tick_back(stored: dg.DagsterInst
     assert _status(stored, dead) is dg.DagsterRunStatus.FAILURE
 
 
-@pytest.mark.parametrize("url", ["postgresql://worker:x@127.0.0.1:1/support", "mysql://worker@db/support", '"quoted"', ""])
+@pytest.mark.parametrize(
+    "url", ["postgresql://worker:x@127.0.0.1:1/support", "mysql://worker@db/support", '"quoted"', ""]
+)
 def test_a_database_that_does_not_answer_proves_nothing(
     url: str, stored: dg.DagsterInstance, decide: Decide, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -184,6 +196,8 @@ def test_a_database_that_does_not_answer_proves_nothing(
 
 
 @pytest.mark.parametrize("variable", ["SLA_POSTGRES_URL", "SLA_SINGLE_RUNNER"])
-def test_a_wrong_variable_fails_the_run_and_not_the_tick(variable: str, decide: Decide, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_variable_fails_the_run_and_not_the_tick(
+    variable: str, decide: Decide, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(variable, "nonsense")
     assert isinstance(decide(), dg.RunRequest)

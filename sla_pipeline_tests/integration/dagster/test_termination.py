@@ -1,8 +1,9 @@
-"""Termination of a run (SPEC 3.4): what was saved stays, the open batch rolls back, no lock is left, the run ends CANCELED.
+"""Termination of a run (SPEC 3.4): what was saved stays, the open batch rolls back, no lock is left, the run ends
+CANCELED.
 
-The run is a process of its own on an instance with Postgres storage, and is terminated as the launcher does it: the run is reported
-canceling, its process gets SIGINT. While a batch is open the process waits inside a statement: a trigger of the support service waits for
-a lock that the test holds.
+The run is a process of its own on an instance with Postgres storage, and is terminated as the launcher does it: the run
+is reported canceling, its process gets SIGINT. While a batch is open the process waits inside a statement: a trigger of
+the support service waits for a lock that the test holds.
 """
 
 import contextlib
@@ -28,8 +29,8 @@ from sla_pipeline_tests.tickets import breached_ids, make_tickets
 Support = psycopg.Connection[Any]
 _GATE = 4_711
 _WAITS_AT_THE_GATE = (
-    "select pid from pg_stat_activity where datname = current_database() and application_name = 'ticket-sla-monitor cycle'"
-    " and wait_event = 'advisory'"
+    "select pid from pg_stat_activity where datname = current_database() and application_name = 'ticket-sla-monitor "
+    "cycle' and wait_event = 'advisory'"
 )
 
 
@@ -50,9 +51,21 @@ def _gate_before(support: Support, ticket_id: str) -> Iterator[None]:
 def _start_run(home: Path, **config: object) -> "subprocess.Popen[bytes]":
     # JSON is YAML too
     (home / "run.yaml").write_text(json.dumps(launchpad(**config)))
-    command = ["dagster", "job", "execute", "-m", "sla_pipeline.definitions", "-j", "ticket_sla_monitor", "-c", str(home / "run.yaml")]
+    command = [
+        "dagster",
+        "job",
+        "execute",
+        "-m",
+        "sla_pipeline.definitions",
+        "-j",
+        "ticket_sla_monitor",
+        "-c",
+        str(home / "run.yaml"),
+    ]
     with (home / "run.log").open("wb") as log:
-        return subprocess.Popen([sys.executable, "-m", *command], cwd=REPOSITORY, env=dict(os.environ), stdout=log, stderr=log)
+        return subprocess.Popen(
+            [sys.executable, "-m", *command], cwd=REPOSITORY, env=dict(os.environ), stdout=log, stderr=log
+        )
 
 
 def _is_inside_the_batch(process: "subprocess.Popen[bytes]", support: Support, home: Path) -> bool:
@@ -64,11 +77,15 @@ def _is_inside_the_batch(process: "subprocess.Popen[bytes]", support: Support, h
 def terminated(
     request: pytest.FixtureRequest, support: Support, home: Path, instance: dg.DagsterInstance
 ) -> tuple[list[str], dg.DagsterRun, list[int]]:
-    """100 tickets in batches of 10; a run that was terminated inside its third. The tickets, the run, its sessions then."""
+    """100 tickets in batches of 10; a run that was terminated inside its third. The tickets, the run, its sessions
+    then.
+    """
     tickets = make_tickets(support, 100, first_response_due_at=datetime(2026, 1, 1, tzinfo=UTC))
     with _gate_before(support, tickets[25]):
         process = _start_run(home, batch_size=10)
-        wait_until(lambda: _is_inside_the_batch(process, support, home), what="the run to be inside batch 3", seconds=120)
+        wait_until(
+            lambda: _is_inside_the_batch(process, support, home), what="the run to be inside batch 3", seconds=120
+        )
         sessions = [pid for (pid,) in support.execute(_WAITS_AT_THE_GATE)]
         (run,) = instance.get_runs()
         instance.report_run_canceling(run)
@@ -92,20 +109,23 @@ def test_stop_between_batches(
     assert run.status is dg.DagsterRunStatus.CANCELED
     assert breached_ids(support) == set(tickets[:20])
     assert events() == []
-    assert support.execute("select run_id, state, claimed_count, processed_count from support.ticket_sla_cycles").fetchall() == [
-        (run.run_id, "canceled", 100, 20)
-    ]
+    assert support.execute(
+        "select run_id, state, claimed_count, processed_count from support.ticket_sla_cycles"
+    ).fetchall() == [(run.run_id, "canceled", 100, 20)]
     assert job.execute_in_process(instance=ephemeral).success
     assert [event.ticket_id for event in events()] == tickets
-    assert [state for (state,) in support.execute("select state from support.ticket_sla_cycles order by id")] == ["canceled", "succeeded"]
+    assert [state for (state,) in support.execute("select state from support.ticket_sla_cycles order by id")] == [
+        "canceled",
+        "succeeded",
+    ]
 
 
 def test_stop_inside_a_batch(terminated: tuple[list[str], dg.DagsterRun, list[int]], support: Support) -> None:
     tickets, run, sessions = terminated
     assert run.status is dg.DagsterRunStatus.CANCELED
     assert breached_ids(support).isdisjoint(tickets[20:])
-    assert support.execute("select next_seq from support.ticket_sla_relay for update nowait").fetchall() == [(20,)]
+    assert support.execute("select last_seq from support.ticket_sla_relay for update nowait").fetchall() == [(20,)]
     assert len(support.execute("select 1 from support.tickets for update nowait").fetchall()) == 100
     assert support.execute("select 1 from pg_stat_activity where pid = any(%s)", (sessions,)).fetchall() == []
-    assert support.execute("select 1 from pg_locks where locktype = 'advisory' and database = (select oid from pg_database"
-                           " where datname = current_database())").fetchall() == []  # fmt: skip
+    assert support.execute("select 1 from pg_locks where locktype = 'advisory' and database = (select oid from "
+                           "pg_database where datname = current_database())").fetchall() == []  # fmt: skip

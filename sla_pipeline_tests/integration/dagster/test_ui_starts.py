@@ -1,7 +1,8 @@
-"""Every way in which a person starts a cycle, sent to a real webserver, daemon and code server as the page sends it, to the run's end.
+"""Every way in which a person starts a cycle, sent to a real webserver, daemon and code server as the page sends it, to
+the run's end.
 
-The mutations are those of Dagster's own pages (``ui-core/src/runs/RunUtils.tsx``). One deployment for the file, its schedule stopped as
-a person stops it, so that each test owns what its button did.
+The mutations are those of Dagster's own pages (``ui-core/src/runs/RunUtils.tsx``). One deployment for the file, its
+schedule stopped as a person stops it, so that each test owns what its button did.
 """
 
 import contextlib
@@ -34,8 +35,8 @@ Support = psycopg.Connection[Any]
 _ENDS_SECONDS = 120.0
 _GATE = 4_712
 _IS_AT_THE_GATE = (
-    "select 1 from pg_stat_activity where datname = current_database() and application_name = 'ticket-sla-monitor cycle'"
-    " and wait_event = 'PgSleep'"
+    "select 1 from pg_stat_activity where datname = current_database() and application_name = 'ticket-sla-monitor "
+    "cycle' and wait_event = 'PgSleep'"
 )
 _OVERDUE: dict[str, Any] = {"first_response_due_at": datetime(2026, 1, 1, tzinfo=UTC)}
 _REPOSITORY = {"repositoryLocationName": LOCATION, "repositoryName": "__repository__"}
@@ -100,7 +101,9 @@ class Site:
     support: Support
     kafka: KafkaSettings
 
-    def launch(self, job: str, *, assets: bool = True, checks: Sequence[dg.AssetCheckKey] = (), config: object = None) -> dict[str, Any]:
+    def launch(
+        self, job: str, *, assets: bool = True, checks: Sequence[dg.AssetCheckKey] = (), config: object = None
+    ) -> dict[str, Any]:
         """Presses a button that starts a run of ``job``; returns the answer."""
         parameters = {
             "mode": "default",
@@ -168,17 +171,16 @@ class Site:
 
     @contextlib.contextmanager
     def gate_before(self, ticket_id: str, *, patience_seconds: float = 60) -> Iterator[None]:
-        """Whoever marks the ticket waits there while this block lasts or until ``open_gate``, at most for ``patience_seconds``.
+        """Whoever marks the ticket waits there while this block lasts or until ``open_gate``, at most for
+        ``patience_seconds``.
 
         Longer than the statement's time-out, the batch fails.
         """
         self.support.execute("select pg_advisory_lock(%s)", (_GATE,))
         before_update(
             self.support,
-            f"if new.id = '{ticket_id}' then"
-            f" while not pg_try_advisory_xact_lock_shared({_GATE})"
-            f" and clock_timestamp() < statement_timestamp() + interval '{patience_seconds} s'"
-            " loop perform pg_sleep(0.05); end loop; end if;",
+            f"if new.id = '{ticket_id}' then while not pg_try_advisory_xact_lock_shared({_GATE}) and clock_timestamp() "
+            f"< statement_timestamp() + interval '{patience_seconds} s' loop perform pg_sleep(0.05); end loop; end if;",
         )
         try:
             yield
@@ -190,7 +192,11 @@ class Site:
         self.support.execute("select pg_advisory_unlock_all()")
 
     def wait_at_the_gate(self) -> None:
-        wait_until(lambda: bool(self.support.execute(_IS_AT_THE_GATE).fetchall()), what="a run inside a batch", seconds=_ENDS_SECONDS)
+        wait_until(
+            lambda: bool(self.support.execute(_IS_AT_THE_GATE).fetchall()),
+            what="a run inside a batch",
+            seconds=_ENDS_SECONDS,
+        )
 
 
 @pytest.fixture(scope="module")
@@ -233,7 +239,11 @@ def _stop_schedule(site: Site) -> None:
     assert state["status"] == "RUNNING"
     stopped = site.deployed.send(_STOP_SCHEDULE, id=state["id"])["stopRunningSchedule"]
     assert stopped["scheduleState"]["status"] == "STOPPED", stopped
-    wait_until(lambda: all(run.is_finished for run in site.instance.get_runs()), what="an idle deployment", seconds=_ENDS_SECONDS)
+    wait_until(
+        lambda: all(run.is_finished for run in site.instance.get_runs()),
+        what="an idle deployment",
+        seconds=_ENDS_SECONDS,
+    )
 
 
 @pytest.fixture
@@ -321,7 +331,8 @@ def test_a_failed_run_names_what_to_press_and_that_works(site: Site, overdue: st
     assert again.status is dg.DagsterRunStatus.FAILURE
     assert site.failure(again) == (
         "sla_breaches.close_cycle",
-        f"A cycle cannot be resumed: the values of step sla_breaches.publish_breaches ended with run {failed.run_id}. {RE_EXECUTE_ALL}",
+        "A cycle cannot be resumed: the values of step sla_breaches.publish_breaches ended with run "
+        f"{failed.run_id}. {RE_EXECUTE_ALL}",
     )
     assert overdue not in breached_ids(site.support)
 
@@ -344,7 +355,9 @@ def test_terminate(site: Site, overdue: str) -> None:
 
 
 def test_whatever_is_started_waits_for_the_cycle_under_way(site: Site, overdue: str) -> None:
-    """Runs by buttons have no tags: the queue's limit and the schedule's skip see them all the same. The check waits for nothing."""
+    """Runs by buttons have no tags: the queue's limit and the schedule's skip see them all the same. The check waits
+    for nothing.
+    """
     with site.gate_before(overdue):
         first = site.launch("__ASSET_JOB")
         site.wait_at_the_gate()
@@ -367,8 +380,8 @@ def test_whatever_is_started_waits_for_the_cycle_under_way(site: Site, overdue: 
 def test_a_command_beside_a_button_is_harmless(site: Site, overdue: str) -> None:
     """What bypasses the queue is not limited: two cycles at once share the work and double nothing.
 
-    The first waits for the second inside its batch, but not so long that the batch fails: on a busy machine one may end before the other
-    begins, and the outcome must be the same.
+    The first waits for the second inside its batch, but not so long that the batch fails: on a busy machine one may end
+    before the other begins, and the outcome must be the same.
     """
     tickets = [overdue, *(make_ticket(site.support, **_OVERDUE) for _ in range(5))]
     known = {run.run_id for run in site.instance.get_runs()}

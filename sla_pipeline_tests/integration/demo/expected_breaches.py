@@ -1,7 +1,7 @@
 """The breaches that a log must lead to, worked out from the log alone: the second opinion on the replay.
 
-What belongs here: SPEC 1.1, 2.4 and the rules of the log's README, written a second time, for one ticket's whole life at once instead of
-minute by minute. What does not: any import from the product. Times are whole minutes since 1970.
+What belongs here: SPEC 1.1, 2.4 and the rules of the log's README, written a second time, for one ticket's whole life
+at once instead of minute by minute. What does not: any import from the product. Times are whole minutes since 1970.
 """
 
 import csv
@@ -11,7 +11,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 # minutes to the first response and to the resolution
-_ALLOWED = {"Critical": (15, 4 * 60), "High": (60, 8 * 60), "Normal": (4 * 60, 2 * 24 * 60), "Low": (8 * 60, 5 * 24 * 60)}
+_ALLOWED = {
+    "Critical": (15, 4 * 60),
+    "High": (60, 8 * 60),
+    "Normal": (4 * 60, 2 * 24 * 60),
+    "Low": (8 * 60, 5 * 24 * 60),
+}
 _NEVER = 1 << 60
 
 
@@ -31,12 +36,16 @@ def expected_breaches(log: Path, until: str | None = None) -> list[ExpectedBreac
         breach = min(_candidates(rows), default=None)
         if breach is not None and breach[0] <= last:
             minute, is_resolution, due = breach
-            found.append(ExpectedBreach(_text(minute), number, ("FirstResponse", "Resolution")[is_resolution], _text(due)))
+            found.append(
+                ExpectedBreach(_text(minute), number, ("FirstResponse", "Resolution")[is_resolution], _text(due))
+            )
     return sorted(found)
 
 
 def deadlines_moved_later(log: Path, until: str | None = None) -> int:
-    """Of these breaches, those whose ticket has another deadline at the end, since its priority changed after the breach."""
+    """Of these breaches, those whose ticket has another deadline at the end, since its priority changed after the
+    breach.
+    """
     last = _NEVER if until is None else _minutes(until)
     lives = _lives(log)
     count = 0
@@ -60,7 +69,9 @@ def _deadlines(row: dict[str, str]) -> tuple[int, int]:
 
 
 def _candidates(rows: list[dict[str, str]]) -> Iterator[tuple[int, int, int]]:
-    """For each stretch between two rows: the first minute in it, if any, at which each promise would be found broken."""
+    """For each stretch between two rows: the first minute in it, if any, at which each promise would be found
+    broken.
+    """
     starts = [_minutes(row["at"]) for row in rows]
     answered = False
     for row, start, end in zip(rows, starts, [*starts[1:], _NEVER], strict=True):

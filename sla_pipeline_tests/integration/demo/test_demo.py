@@ -54,7 +54,9 @@ class Demo:
             try:
                 line = self._lines.get(timeout=_START_SECONDS)
             except Empty:
-                raise AssertionError(f"no line with {containing!r} within {_START_SECONDS} s, after {self.printed}") from None
+                raise AssertionError(
+                    f"no line with {containing!r} within {_START_SECONDS} s, after {self.printed}"
+                ) from None
             self.printed.append(line)
             if containing in line:
                 return line
@@ -85,7 +87,13 @@ def in_second_shell(source: str, command: str) -> str:
     """What the command prints in a shell with the same settings that has sourced the demo's file."""
     script = f"{source} && {command}"
     ended = subprocess.run(
-        ["/bin/sh", "-c", script], env=os.environ | HOSTILE, cwd=REPOSITORY, capture_output=True, text=True, check=False, timeout=180
+        ["/bin/sh", "-c", script],
+        env=os.environ | HOSTILE,
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=180,
     )
     assert ended.returncode == 0, ended.stderr[-2000:]
     return ended.stdout
@@ -106,7 +114,9 @@ def test_a_demo_and_a_second_shell_in_spite_of_other_settings(demo: Demo, state:
     assert "finding: Postgres and Kafka agree" in in_second_shell(source, f"{command} recover")
     assert "topics: pin.support.ticket-sla-breached.v1 " in in_second_shell(source, f"{command} migrate")
     assert "they agree: " in in_second_shell(source, f"{command} verify")
-    in_second_shell(source, f"{sys.executable} -m dagster asset materialize --select sla_breaches -m sla_pipeline.definitions")
+    in_second_shell(
+        source, f"{sys.executable} -m dagster asset materialize --select sla_breaches -m sla_pipeline.definitions"
+    )
 
     demo.process.send_signal(signal.SIGINT)
     assert demo.process.wait(_STOP_SECONDS) == 0

@@ -8,7 +8,7 @@ import pytest
 
 from sla_pipeline.demo.stage import _ended_by_itself
 from sla_pipeline.embedded import Service, ServiceError
-from sla_pipeline.errors import DatabaseUnavailable
+from sla_pipeline.errors import PostgresUnavailable
 
 TrafficFuture = Future[None]
 
@@ -35,7 +35,9 @@ def test_a_session_that_is_refused_by_servers_that_run(tmp_path: Path) -> None:
 
 def test_the_traffics_error_is_one_line() -> None:
     traffic = TrafficFuture()
-    traffic.set_exception(DatabaseUnavailable("no connection to database 'support'"))
-    one_line = pytest.raises(ServiceError, match=r"^the ticket traffic has ended by itself: no connection to database 'support'$")
+    traffic.set_exception(PostgresUnavailable("no connection to database 'support'"))
+    one_line = pytest.raises(
+        ServiceError, match=r"^the ticket traffic has ended by itself: no connection to database 'support'$"
+    )
     with one_line, _ended_by_itself([], traffic):
         pass

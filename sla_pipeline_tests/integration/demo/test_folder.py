@@ -16,7 +16,7 @@ import pytest
 
 from sla_pipeline.demo.folder import claimed_folder, usable_or_remedy
 from sla_pipeline.embedded import ServiceError, embedded_kafka, embedded_postgres
-from sla_pipeline.errors import DatabaseError, InputError, KafkaUnavailable
+from sla_pipeline.errors import InputError, KafkaUnavailable, PostgresSetupError
 from sla_pipeline.kafka.relay import Relay
 from sla_pipeline.kafka.settings import KafkaSettings
 from sla_pipeline.kafka.topics import create_topics
@@ -41,7 +41,16 @@ def state() -> Iterator[Path]:
 
 def run_demo_on(state: Path) -> tuple[int, str]:
     """Exit code, and what the command printed on standard error."""
-    command = [sys.executable, "-c", "from sla_pipeline.cli import main; main()", "demo", "--state", str(state), "--cycles", "1"]
+    command = [
+        sys.executable,
+        "-c",
+        "from sla_pipeline.cli import main; main()",
+        "demo",
+        "--state",
+        str(state),
+        "--cycles",
+        "1",
+    ]
     ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=150, cwd=REPOSITORY)
     return ended.returncode, ended.stderr
 
@@ -57,7 +66,8 @@ def test_data_of_another_major_version(state: Path) -> None:
     version.write_text("17\n")
     assert run_demo_on(state) == (
         3,
-        f"sla-pipeline: the demo cannot use its folder {state}: {version.parent} was made by PostgreSQL '17', and this is PostgreSQL 18; "
+        f"sla-pipeline: the demo cannot use its folder {state}: {version.parent} was made by PostgreSQL '17', and "
+        "this is PostgreSQL 18; "
         f"remove {state} {LOSS}\n",
     )
 
@@ -66,11 +76,14 @@ def test_database_of_another_version_of_ours(state: Path) -> None:
     with embedded_postgres(state / "postgres", durable=False) as postgres:
         upgrade(postgres.database("support"), with_tickets=True)
         with psycopg.connect(postgres.database("support")) as connection:
-            connection.execute(f"update {SCHEMA}.{VERSION_TABLE} set version_num = 'sla_9999' where version_num like 'sla%'")
+            connection.execute(
+                f"update {SCHEMA}.{VERSION_TABLE} set version_num = 'sla_9999' where version_num like 'sla%'"
+            )
     code, printed = run_demo_on(state)
     assert code == 3
     assert re.fullmatch(
-        rf"sla-pipeline: the demo cannot use its folder {re.escape(str(state))}: .*sla_9999.*; remove {re.escape(f'{state} {LOSS}')}\n",
+        rf"sla-pipeline: the demo cannot use its folder {re.escape(str(state))}: .*sla_9999.*; remove "
+        rf"{re.escape(f'{state} {LOSS}')}\n",
         printed,
     )
 
@@ -93,10 +106,14 @@ def test_half_of_the_data_removed(state: Path, removed: str) -> None:
             assert run_cycle(database, relay).published == 1
         database.close()
     shutil.rmtree(state / removed)
-    reason = {"kafka": "the progress record is missing or wrong", "postgres": "Postgres lacks records that are published"}[removed]
+    reason = {
+        "kafka": "the progress record is missing or wrong",
+        "postgres": "Postgres lacks records that are published",
+    }[removed]
     assert run_demo_on(state) == (
         3,
-        f"sla-pipeline: the demo cannot use its folder {state}: its postgres and its kafka do not belong together ({reason}); "
+        f"sla-pipeline: the demo cannot use its folder {state}: its postgres and its kafka do not belong together "
+        f"({reason}); "
         f"remove {state} {LOSS}\n",
     )
 
@@ -118,7 +135,8 @@ def test_a_file_in_place_of_a_servers_folder(state: Path) -> None:
     (state / "postgres").touch()
     assert run_demo_on(state) == (
         3,
-        f"sla-pipeline: the demo cannot use its folder {state}: {state / 'postgres'}: File exists; remove {state} {LOSS}\n",
+        f"sla-pipeline: the demo cannot use its folder {state}: {state / 'postgres'}: File exists; remove {state} "
+        f"{LOSS}\n",
     )
 
 
@@ -126,7 +144,9 @@ def test_a_folder_that_cannot_be_made() -> None:
     with without_rights(), pytest.raises(InputError) as caught, claimed_folder(Path("/a demo")):
         pass
     assert (
-        str(caught.value) == "the demo cannot use the folder /a demo: Permission denied (/ belongs to root); name another one with --state"
+        str(caught.value)
+        == "the demo cannot use the folder /a demo: Permission denied (/ belongs to root); name another one with "
+        "--state"
     )
 
 
@@ -146,13 +166,28 @@ def test_a_lock_of_someone_else(state: Path) -> None:
 @pytest.mark.parametrize(
     ("error", "message"),
     [
-        (OSError(errno.ENOSPC, "No space left on device"), "the disk is full; free or remount it, or name another folder with --state"),
-        (OSError(errno.EROFS, "Read-only", "/demo/kafka/x"), "/demo/kafka/x: the disk is read-only; free or remount it, or name another"),
-        (ServiceError("initdb failed: HINT:  Check free disk space."), "the disk is full; free or remount it, or name another folder"),
-        (PermissionError(errno.EACCES, "Permission denied", "/demo/dagster"), f"/demo/dagster: Permission denied; remove /demo {LOSS}"),
-        (DatabaseError("column x is missing\nsecond line"), f"column x is missing; remove /demo {LOSS}"),
+        (
+            OSError(errno.ENOSPC, "No space left on device"),
+            "the disk is full; free or remount it, or name another folder with --state",
+        ),
+        (
+            OSError(errno.EROFS, "Read-only", "/demo/kafka/x"),
+            "/demo/kafka/x: the disk is read-only; free or remount it, or name another",
+        ),
+        (
+            ServiceError("initdb failed: HINT:  Check free disk space."),
+            "the disk is full; free or remount it, or name another folder",
+        ),
+        (
+            PermissionError(errno.EACCES, "Permission denied", "/demo/dagster"),
+            f"/demo/dagster: Permission denied; remove /demo {LOSS}",
+        ),
+        (PostgresSetupError("column x is missing\nsecond line"), f"column x is missing; remove /demo {LOSS}"),
         (psycopg.DataError("invalid page in block 0"), f"invalid page in block 0; remove /demo {LOSS}"),
-        (dg.DagsterInvariantViolationError("no such revision"), f"Dagster's storage: no such revision; remove /demo {LOSS}"),
+        (
+            dg.DagsterInvariantViolationError("no such revision"),
+            f"Dagster's storage: no such revision; remove /demo {LOSS}",
+        ),
     ],
 )
 def test_each_kind_of_fault_is_one_line(error: Exception, message: str) -> None:
@@ -165,10 +200,15 @@ def test_each_kind_of_fault_is_one_line(error: Exception, message: str) -> None:
 def test_a_slow_machine_loses_nothing_at_the_first_try() -> None:
     with pytest.raises(ServiceError) as caught, usable_or_remedy(Path("/demo")):
         raise KafkaUnavailable("no answer in 20 s")
-    assert str(caught.value) == f"the demo did not start: no answer in 20 s; start again, and if that fails too, remove /demo {LOSS}"
+    assert (
+        str(caught.value)
+        == f"the demo did not start: no answer in 20 s; start again, and if that fails too, remove /demo {LOSS}"
+    )
 
 
-@pytest.mark.parametrize("error", [FileNotFoundError(errno.ENOENT, "No such file", "/usr/bin/env"), ServiceError("port 3000 is taken")])
+@pytest.mark.parametrize(
+    "error", [FileNotFoundError(errno.ENOENT, "No such file", "/usr/bin/env"), ServiceError("port 3000 is taken")]
+)
 def test_what_is_no_fault_of_the_folder_is_not_blamed_on_it(error: Exception) -> None:
     with pytest.raises(type(error)) as caught, usable_or_remedy(Path("/demo")):
         raise error

@@ -18,7 +18,11 @@ from sla_pipeline.demo.incident_log import BUNDLED_LOG, read_log
 from sla_pipeline.demo.replay import ReplayResult, replay
 from sla_pipeline.errors import InputError
 from sla_pipeline.kafka.settings import KafkaSettings
-from sla_pipeline_tests.integration.demo.expected_breaches import ExpectedBreach, deadlines_moved_later, expected_breaches
+from sla_pipeline_tests.integration.demo.expected_breaches import (
+    ExpectedBreach,
+    deadlines_moved_later,
+    expected_breaches,
+)
 from sla_pipeline_tests.tickets import FIRST_RESPONSE_OVERDUE, make_ticket
 
 WHOLE = os.environ.get("SLA_REPLAY_FULL") == "1"
@@ -115,7 +119,9 @@ def test_a_replay_stops_at_the_minute_that_it_is_told(play: Any, tmp_path: Path)
 
 def test_a_replay_refuses_a_database_that_holds_tickets(play: Any, support: psycopg.Connection[Any]) -> None:
     make_ticket(support)
-    with pytest.raises(InputError, match=r"support\.tickets holds 1 tickets in database .*; a replay needs a database and topics"):
+    with pytest.raises(
+        InputError, match=r"support\.tickets holds 1 tickets in database .*; a replay needs a database and topics"
+    ):
         play(BUNDLED_LOG)
 
 

@@ -1,4 +1,6 @@
-"""The replay on servers of its own, as the command line runs it: nothing is needed beforehand, nothing stays afterwards."""
+"""The replay on servers of its own, as the command line runs it: nothing is needed beforehand, nothing stays
+afterwards.
+"""
 
 import os
 import signal
@@ -24,7 +26,9 @@ TWO,2016-03-01T08:01Z,2016-03-01T08:01Z,InWork,Critical,7,8,1
 
 # two servers are started for it alone
 @pytest.mark.timeout(400)
-def test_a_log_is_played_on_servers_of_its_own_which_are_gone_afterwards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_is_played_on_servers_of_its_own_which_are_gone_afterwards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     log = tmp_path / "log.csv"
     log.write_text(LOG)
     steps: list[tuple[int, int]] = []
@@ -41,15 +45,22 @@ def test_a_log_is_played_on_servers_of_its_own_which_are_gone_afterwards(tmp_pat
     assert steps == [(done, 6) for done in range(1, 7)]
 
 
-def test_a_malformed_log_is_refused_before_any_server_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_malformed_log_is_refused_before_any_server_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     log = tmp_path / "log.csv"
     log.write_text(LOG.replace("InWork", "Working"))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
-    with pytest.raises(InputError, match=r"log\.csv, line 3, column status: 'Working'; write one of New, InWork, OnHold, Resolved, Closed"):
+    with pytest.raises(
+        InputError,
+        match=r"log\.csv, line 3, column status: 'Working'; write one of New, InWork, OnHold, Resolved, Closed",
+    ):
         replay_on_embedded_servers(log)
 
 
-@pytest.mark.parametrize(("out", "fault"), [("missing/out.csv", "No such file or directory"), ("log.csv/out.csv", "Not a directory")])
+@pytest.mark.parametrize(
+    ("out", "fault"), [("missing/out.csv", "No such file or directory"), ("log.csv/out.csv", "Not a directory")]
+)
 def test_a_result_that_cannot_be_written_is_refused_before_any_server_is_started(
     out: str, fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -74,9 +85,17 @@ def test_a_replay_that_is_stopped_leaves_nothing_behind_and_says_nothing(number:
     command = [sys.executable, "-c", "from sla_pipeline.entry import main; main()", "replay", str(log)]
     with server_folder() as temporary:
         with subprocess.Popen(
-            command, env=os.environ | {"TMPDIR": str(temporary)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            command,
+            env=os.environ | {"TMPDIR": str(temporary)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
         ) as replay:
-            wait_until(lambda: bool(list(temporary.glob("sla-replay-*/kafka/kafka.log"))), what="the servers to start", seconds=120)
+            wait_until(
+                lambda: bool(list(temporary.glob("sla-replay-*/kafka/kafka.log"))),
+                what="the servers to start",
+                seconds=120,
+            )
             replay.send_signal(number)
             printed, complaint = replay.communicate(timeout=120)
         assert (replay.returncode, printed, complaint) == (130, "", "")

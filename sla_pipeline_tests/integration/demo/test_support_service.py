@@ -74,5 +74,7 @@ def test_applying_a_marked_ticket_leaves_the_mark(support: psycopg.Connection[An
 
 def test_the_last_number_is_found_among_those_of_one_form(support: psycopg.Connection[Any]) -> None:
     assert support_service.last_number(support, "^DEMO[0-9]{7}$") is None
-    support_service.add_new(support, [arrival(number, NOW, dice_of(1)) for number in ("DEMO0000009", "DEMO0000010", "INC0000045")])
+    support_service.add_new(
+        support, [arrival(number, NOW, dice_of(1)) for number in ("DEMO0000009", "DEMO0000010", "INC0000045")]
+    )
     assert support_service.last_number(support, "^DEMO[0-9]{7}$") == "DEMO0000010"

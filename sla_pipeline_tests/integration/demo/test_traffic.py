@@ -1,4 +1,6 @@
-"""The simulated desk at work beside real cycles: breaches of both kinds, races with the monitor, and in the end all agrees."""
+"""The simulated desk at work beside real cycles: breaches of both kinds, races with the monitor, and in the end all
+agrees.
+"""
 
 import threading
 import time
@@ -72,8 +74,8 @@ def test_no_ticket_was_marked_that_had_been_answered_or_resolved_when_its_cycle_
 ) -> None:
     pass_time(traffic, clock, cycle, 10)
     breaches = support.execute(
-        "select b.kind, b.due_at, b.breached_at, t.first_response_due_at, t.first_response_at, t.resolution_due_at, t.resolved_at"
-        " from support.ticket_sla_breaches b join support.tickets t on t.id = b.ticket_id"
+        "select b.kind, b.due_at, b.breached_at, t.first_response_due_at, t.first_response_at, t.resolution_due_at, "
+        "t.resolved_at from support.ticket_sla_breaches b join support.tickets t on t.id = b.ticket_id"
     ).fetchall()
     assert Counter(kind for kind, *_ in breaches).keys() == {"FirstResponse", "Resolution"}
     for kind, due_at, breached_at, first_due_at, first_at, resolution_due_at, resolved_at in breaches:
@@ -111,7 +113,9 @@ def test_the_stock_is_the_log_at_its_busiest_noon_moved_to_now(support: psycopg.
     assert newest is not None
     assert NOW - MINUTE <= newest[0] <= NOW
     first = log.changes[0]
-    row = support.execute("select first_response_due_at from support.tickets where number = %s", (first.number,)).fetchone()
+    row = support.execute(
+        "select first_response_due_at from support.tickets where number = %s", (first.number,)
+    ).fetchone()
     assert row == (first.opened_at + timedelta(hours=4) + (NOW - STOCK_MOMENT),)
     # what was overdue at that noon is overdue now
     assert cycle().processed == 223
@@ -125,13 +129,17 @@ def test_the_desk_takes_up_the_stock_too(
     load_stock(support, read_log(), NOW)
     reports = pass_time(traffic, clock, cycle, 5)
     assert sum(report.processed for report in reports) > 223
-    touched = support.execute("select count(*) from support.tickets where number like 'INC%%' and updated_at > %s", (NOW,)).fetchone()
+    touched = support.execute(
+        "select count(*) from support.tickets where number like 'INC%%' and updated_at > %s", (NOW,)
+    ).fetchone()
     assert touched is not None
     assert touched[0] > 223
     assert audit().clean
 
 
-def test_a_desk_that_is_opened_again_goes_on_with_the_next_number(owner_url: str, clock: SimulatedClock, cycle: Cycle) -> None:
+def test_a_desk_that_is_opened_again_goes_on_with_the_next_number(
+    owner_url: str, clock: SimulatedClock, cycle: Cycle
+) -> None:
     for arrivals in (1, 2):
         desk = Traffic(owner_url, seed=arrivals, clock=clock)
         pass_time(desk, clock, cycle, 1)

@@ -47,7 +47,9 @@ def is_gone(pid: int) -> bool:
 
 
 class KillableParent(Protocol):
-    """Runs Python code until it has printed a line; on entry gives the words of that line, on exit kills the process with SIGKILL."""
+    """Runs Python code until it has printed a line; on entry gives the words of that line, on exit kills the process
+    with SIGKILL.
+    """
 
     def __call__(self, code: str, *arguments: str | Path) -> AbstractContextManager[list[str]]: ...
 

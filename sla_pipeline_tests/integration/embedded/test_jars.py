@@ -59,7 +59,9 @@ def cache(tmp_path: Path) -> Path:
     return tmp_path / "a cache"
 
 
-def test_jars_are_fetched_once_and_given_in_the_order_of_the_lock(tmp_path: Path, cache: Path, repository: Repository) -> None:
+def test_jars_are_fetched_once_and_given_in_the_order_of_the_lock(
+    tmp_path: Path, cache: Path, repository: Repository
+) -> None:
     jars = (published(tmp_path, "zebra", b"zzz"), published(tmp_path, "ant", b"a"))
     for _ in range(2):
         paths = fetch_jars(cache, jars)
@@ -69,7 +71,9 @@ def test_jars_are_fetched_once_and_given_in_the_order_of_the_lock(tmp_path: Path
 
 
 @pytest.mark.parametrize("found", [b"zzy", b"", b"zzzz"], ids=["altered", "empty", "longer"])
-def test_a_jar_that_is_not_as_locked_is_fetched_again(found: bytes, tmp_path: Path, cache: Path, repository: Repository) -> None:
+def test_a_jar_that_is_not_as_locked_is_fetched_again(
+    found: bytes, tmp_path: Path, cache: Path, repository: Repository
+) -> None:
     jar = published(tmp_path, "zebra", b"zzz")
     (path,) = fetch_jars(cache, (jar,))
     path.write_bytes(found)
@@ -78,11 +82,14 @@ def test_a_jar_that_is_not_as_locked_is_fetched_again(found: bytes, tmp_path: Pa
     assert repository.asked == ["zebra-1.0.jar"] * 2
 
 
-def test_a_jar_that_arrives_with_another_hash_is_refused_by_name_and_not_kept(tmp_path: Path, cache: Path, repository: Repository) -> None:
+def test_a_jar_that_arrives_with_another_hash_is_refused_by_name_and_not_kept(
+    tmp_path: Path, cache: Path, repository: Repository
+) -> None:
     jar = published(tmp_path, "zebra", b"not what was locked")
     locked = replace(jar, sha256=hashlib.sha256(b"zzz").hexdigest())
     with pytest.raises(
-        ServiceError, match=f"org.example:zebra:1.0 has SHA-256 {jar.sha256}, kafka.lock.toml says {locked.sha256}: not used"
+        ServiceError,
+        match=f"org.example:zebra:1.0 has SHA-256 {jar.sha256}, kafka.lock.toml says {locked.sha256}: not used",
     ):
         fetch_jars(cache, (locked,))
     assert [path.name for path in cache.iterdir()] == [".lock"]
@@ -90,11 +97,15 @@ def test_a_jar_that_arrives_with_another_hash_is_refused_by_name_and_not_kept(tm
 
 @pytest.mark.usefixtures("repository")
 def test_a_jar_that_cannot_be_had_is_named(cache: Path) -> None:
-    with pytest.raises(ServiceError, match=r"org.example:nowhere:1.0 cannot be fetched \(.*\); the first run needs the network"):
+    with pytest.raises(
+        ServiceError, match=r"org.example:nowhere:1.0 cannot be fetched \(.*\); the first run needs the network"
+    ):
         fetch_jars(cache, (Jar("org.example", "nowhere", "1.0", "0" * 64, 1),))
 
 
-def test_processes_that_fetch_at_the_same_time_fetch_each_jar_once(tmp_path: Path, cache: Path, repository: Repository) -> None:
+def test_processes_that_fetch_at_the_same_time_fetch_each_jar_once(
+    tmp_path: Path, cache: Path, repository: Repository
+) -> None:
     jars = tuple(published(tmp_path, name, name.encode()) for name in ("ant", "bee", "cow"))
     with ThreadPoolExecutor(4) as pool:
         results = list(pool.map(lambda _: fetch_jars(cache, jars), range(4)))

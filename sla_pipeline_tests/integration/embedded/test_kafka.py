@@ -38,7 +38,9 @@ def write(address: str, value: bytes) -> None:
 
 def read(address: str) -> list[bytes | None]:
     """All values, until the end of the topic."""
-    consumer = Consumer({"bootstrap.servers": address, "group.id": "none", "auto.offset.reset": "error", "enable.partition.eof": True})
+    consumer = Consumer(
+        {"bootstrap.servers": address, "group.id": "none", "auto.offset.reset": "error", "enable.partition.eof": True}
+    )
     consumer.assign([TopicPartition("kept", 0, 0)])
     found: list[bytes | None] = []
     try:
@@ -51,7 +53,9 @@ def read(address: str) -> list[bytes | None]:
     raise AssertionError(f"no end of the topic within 30 s, after {found}")
 
 
-def test_a_broker_starts_again_on_the_same_port_with_all_that_was_acknowledged_before_a_kill_or_a_stop(own_broker: BrokerFactory) -> None:
+def test_a_broker_starts_again_on_the_same_port_with_all_that_was_acknowledged_before_a_kill_or_a_stop(
+    own_broker: BrokerFactory,
+) -> None:
     broker = own_broker()
     create_topic(broker.bootstrap_servers)
     address, pid = broker.bootstrap_servers, broker.service.pid
@@ -104,7 +108,10 @@ def test_a_wrong_property_is_told_with_the_end_of_the_log(own_broker: BrokerFact
 
 def test_a_comma_in_the_path_is_refused_before_anything_is_made(tmp_path: Path) -> None:
     state = tmp_path / "a,b"
-    with pytest.raises(ServiceError, match=r"Kafka cannot keep its log in .*a,b: .* a comma in a path ends an item"), embedded_kafka(state):
+    with (
+        pytest.raises(ServiceError, match=r"Kafka cannot keep its log in .*a,b: .* a comma in a path ends an item"),
+        embedded_kafka(state),
+    ):
         pass
     assert not state.exists()
 
@@ -118,6 +125,9 @@ def test_a_killed_parent_leaves_no_broker_and_the_next_one_keeps_the_log_in_any_
     with embedded_kafka(state) as broker:
         assert is_gone(int(orphan))
         assert read(broker.bootstrap_servers) == [b"1"]
-        with pytest.raises(ServiceError, match=re.escape(f"Kafka in {state} is in use by another process")), embedded_kafka(state):
+        with (
+            pytest.raises(ServiceError, match=re.escape(f"Kafka in {state} is in use by another process")),
+            embedded_kafka(state),
+        ):
             pass
         broker.service.check()

@@ -42,7 +42,10 @@ def test_a_killed_parent_leaves_no_server_and_the_next_one_keeps_the_cluster_in_
     with embedded_postgres(state) as server:
         assert is_gone(int(orphan))
         assert read(server.url) == [1]
-        with pytest.raises(ServiceError, match=re.escape(f"PostgreSQL in {state} is in use by another process")), embedded_postgres(state):
+        with (
+            pytest.raises(ServiceError, match=re.escape(f"PostgreSQL in {state} is in use by another process")),
+            embedded_postgres(state),
+        ):
             pass
         server.service.check()
     assert (state / "postgres.password").stat().st_mode & 0o777 == 0o600
@@ -115,7 +118,9 @@ def test_nobody_gets_in_without_the_password(own_postgres: PostgresFactory) -> N
     server = urlsplit(own_postgres().url)
     for user in ("postgres@", "postgres:wrong@"):
         with pytest.raises(psycopg.OperationalError, match="password"):
-            psycopg.connect(server._replace(netloc=f"{user}{server.hostname}:{server.port}").geturl(), passfile="/dev/null")
+            psycopg.connect(
+                server._replace(netloc=f"{user}{server.hostname}:{server.port}").geturl(), passfile="/dev/null"
+            )
 
 
 def test_a_server_does_not_show_its_password(own_postgres: PostgresFactory) -> None:
@@ -135,7 +140,9 @@ def test_a_state_folder_whose_password_is_gone_starts_afresh(state: Path) -> Non
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root has to leave root")
-def test_root_runs_the_server_as_nobody_even_where_nobody_cannot_go(tmp_path: Path, own_postgres: PostgresFactory) -> None:
+def test_root_runs_the_server_as_nobody_even_where_nobody_cannot_go(
+    tmp_path: Path, own_postgres: PostgresFactory
+) -> None:
     assert psutil.Process(own_postgres().service.pid).username() == "nobody"
     # pytest's folders are closed to others, as /root is
     with embedded_postgres(tmp_path / "hidden", durable=False) as server:

@@ -9,7 +9,10 @@ from sla_pipeline.embedded import Service, ServiceError, supervision
 from sla_pipeline_tests.integration.embedded.conftest import KillableParent, PollUntil, is_gone
 
 # a service with a child that has left its process group, as PostgreSQL's backends do
-FAMILY = "import subprocess, time; subprocess.Popen(['sleep', '300'], start_new_session=True); print('up', flush=True); time.sleep(300)"
+FAMILY = (
+    "import subprocess, time; subprocess.Popen(['sleep', '300'], start_new_session=True); print('up', "
+    "flush=True); time.sleep(300)"
+)
 PARENT = """
 import sys, time
 from pathlib import Path
@@ -32,7 +35,9 @@ def python_family(log: Path) -> Service:
     return Service("family", [sys.executable, "-c", FAMILY], log)
 
 
-def test_a_service_that_ends_by_itself_is_an_error_that_shows_the_end_of_its_log(log: Path, poll_until: PollUntil) -> None:
+def test_a_service_that_ends_by_itself_is_an_error_that_shows_the_end_of_its_log(
+    log: Path, poll_until: PollUntil
+) -> None:
     with Service("short", ["sh", "-c", "seq 100; exit 3"], log) as service:
         pid = service.pid
         poll_until(lambda: is_gone(pid), 10)
@@ -89,7 +94,9 @@ def test_a_service_that_ended_by_itself_can_be_started_again(log: Path, poll_unt
 
 @pytest.mark.parametrize("stop_signal", [signal.SIGINT, signal.SIGQUIT, signal.SIGTERM])
 def test_a_stop_sends_the_signal_that_the_service_listens_to(stop_signal: signal.Signals, log: Path) -> None:
-    """Also where this process ignores it, as what a script starts with & does: a shell cannot trap what it ignores from its start."""
+    """Also where this process ignores it, as what a script starts with & does: a shell cannot trap what it ignores from
+    its start.
+    """
     script = f"trap 'echo got {stop_signal.name}; exit' {stop_signal.name[3:]}; echo up; while :; do sleep 0.05; done"
     service = Service("listener", ["sh", "-c", script], log, stop_signal=stop_signal)
     before = signal.signal(stop_signal, signal.SIG_IGN)
@@ -140,7 +147,9 @@ def test_a_frozen_service_can_be_stopped(log: Path) -> None:
         assert is_gone(pid)
 
 
-def test_a_killed_parent_leaves_no_service_and_the_next_start_waits_for_its_end(log: Path, killable_parent: KillableParent) -> None:
+def test_a_killed_parent_leaves_no_service_and_the_next_start_waits_for_its_end(
+    log: Path, killable_parent: KillableParent
+) -> None:
     with killable_parent(PARENT, log) as (orphan,):
         pass
     with Service("sleeper", ["sleep", "300"], log) as service:
@@ -170,6 +179,8 @@ def test_a_start_is_refused_while_processes_of_an_earlier_run_stay(log: Path, mo
     monkeypatch.setattr(supervision, "_STOP_TIMEOUT_SECONDS", 0.3)
     with (
         Service("first", ["sleep", "300"], log),
-        pytest.raises(ServiceError, match=r"second of an earlier run is still there after 0 s: it holds .*a service\.running"),
+        pytest.raises(
+            ServiceError, match=r"second of an earlier run is still there after 0 s: it holds .*a service\.running"
+        ),
     ):
         Service("second", ["sleep", "300"], log).start()

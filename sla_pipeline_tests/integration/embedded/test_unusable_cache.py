@@ -1,4 +1,6 @@
-"""A folder of Kafka's jars that cannot be written: used as it is when it is complete, or else one line with folder, cause and variable."""
+"""A folder of Kafka's jars that cannot be written: used as it is when it is complete, or else one line with folder,
+cause and variable.
+"""
 
 import codecs
 import errno
@@ -47,7 +49,8 @@ def test_a_cache_that_lacks_a_jar_and_cannot_be_written(cache: Path) -> None:
     with without_rights(), pytest.raises(ConfigurationError) as raised:
         fetch_jars(cache, (JAR, Jar("org.example", "ant", "1.0", "0" * 64, 1)))
     assert re.fullmatch(
-        rf"the folder of Kafka's jars, {cache}, cannot be used: {cache}/\.lock: Permission denied.*; {REMEDY}", str(raised.value)
+        rf"the folder of Kafka's jars, {cache}, cannot be used: {cache}/\.lock: Permission denied.*; {REMEDY}",
+        str(raised.value),
     )
 
 
@@ -62,7 +65,10 @@ def test_a_lock_file_of_another_user(cache: Path) -> None:
 
 def test_a_jar_that_may_not_be_read(cache: Path) -> None:
     (cache / JAR.file_name).chmod(0o000)
-    with without_rights(), pytest.raises(ConfigurationError, match=rf"the folder of Kafka's jars, {cache}, cannot be used: .*; {REMEDY}"):
+    with (
+        without_rights(),
+        pytest.raises(ConfigurationError, match=rf"the folder of Kafka's jars, {cache}, cannot be used: .*; {REMEDY}"),
+    ):
         fetch_jars(cache, (JAR,))
 
 
@@ -86,7 +92,10 @@ def test_a_file_in_place_of_the_cache_or_above_it(tmp_path: Path) -> None:
 def test_a_disk_that_cannot_be_written(number: int, kind: type[SlaPipelineError], message: str, tmp_path: Path) -> None:
     with pytest.raises(kind) as raised, locked_cache(tmp_path, ".lock"):
         raise OSError(number, os.strerror(number), f"{tmp_path}/x")
-    assert str(raised.value) == f"the folder of Kafka's jars, {tmp_path}, cannot be used: {message.replace('/cache', str(tmp_path))}"
+    assert (
+        str(raised.value)
+        == f"the folder of Kafka's jars, {tmp_path}, cannot be used: {message.replace('/cache', str(tmp_path))}"
+    )
 
 
 def test_what_is_no_fault_of_the_cache_is_not_blamed_on_it(tmp_path: Path) -> None:
@@ -105,7 +114,9 @@ def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("SLA_EMBEDDED_CACHE", "XDG_CACHE_HOME", "HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(pwd, "getpwuid", unknown)
-    with pytest.raises(ConfigurationError, match=r"HOME is not set, and user \d+ has no home; name a folder in SLA_EMBEDDED_CACHE"):
+    with pytest.raises(
+        ConfigurationError, match=r"HOME is not set, and user \d+ has no home; name a folder in SLA_EMBEDDED_CACHE"
+    ):
         cache_folder()
 
 
@@ -152,4 +163,7 @@ def test_each_command_that_needs_the_cache_ends_in_one_line(command: str) -> Non
             timeout=150,
         )
     assert ended.returncode == 2
-    assert ended.stderr == f"sla-pipeline: the folder of Kafka's jars, {file}/kafka-4.3.1, cannot be used: Not a directory; {REMEDY}\n"
+    assert (
+        ended.stderr
+        == f"sla-pipeline: the folder of Kafka's jars, {file}/kafka-4.3.1, cannot be used: Not a directory; {REMEDY}\n"
+    )

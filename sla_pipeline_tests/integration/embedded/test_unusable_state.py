@@ -88,7 +88,9 @@ def test_postgres_on_data_that_it_cannot_use(
     with pytest.raises(UnusableState) as caught, embedded_postgres(state):
         pass
     assert cause in caught.value.cause
-    assert re.fullmatch(rf".*{re.escape(str(state))}.*; remove {re.escape(str(state))} to start with an empty server", str(caught.value))
+    assert re.fullmatch(
+        rf".*{re.escape(str(state))}.*; remove {re.escape(str(state))} to start with an empty server", str(caught.value)
+    )
 
 
 @pytest.mark.parametrize(
@@ -107,7 +109,9 @@ def test_kafka_on_a_log_that_it_cannot_use(
     with pytest.raises(UnusableState) as caught, embedded_kafka(state):
         pass
     assert cause in caught.value.cause
-    assert re.fullmatch(rf".*{re.escape(str(state))}.*; remove {re.escape(str(state))} to start with an empty server", str(caught.value))
+    assert re.fullmatch(
+        rf".*{re.escape(str(state))}.*; remove {re.escape(str(state))} to start with an empty server", str(caught.value)
+    )
 
 
 def test_a_server_that_cannot_be_reached_says_what_the_last_attempt_met(
@@ -116,6 +120,9 @@ def test_a_server_that_cannot_be_reached_says_what_the_last_attempt_met(
     """A fault of the environment is not blamed on the data."""
     monkeypatch.setenv("PGSSLMODE", "require")
     monkeypatch.setattr(Service.wait_until, "__defaults__", (2.0,))
-    with pytest.raises(ServiceError, match=r"the last attempt to connect: .*SSL") as caught, embedded_postgres(copy_of(postgres_state)):
+    with (
+        pytest.raises(ServiceError, match=r"the last attempt to connect: .*SSL") as caught,
+        embedded_postgres(copy_of(postgres_state)),
+    ):
         pass
     assert not isinstance(caught.value, UnusableState)

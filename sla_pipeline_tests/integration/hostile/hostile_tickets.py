@@ -1,6 +1,7 @@
 """Rows of ``support.tickets`` that mean no good, and what must become of each.
 
-What belongs here: the rows, and the verdict put together without the product's code. What does not: running a cycle on them.
+What belongs here: the rows, and the verdict put together without the product's code. What does not: running a cycle on
+them.
 """
 
 import unicodedata
@@ -129,7 +130,9 @@ hostile_tickets = st.builds(
         _private_text.filter(lambda text: len(text) > _PRIORITY_MAX_LENGTH),
         _private_text.map(lambda text: f"{text[:16]}\x1b{CANARY}"),
     ),
-    status=st.one_of(st.sampled_from(["New", "InWork", "New", "InWork", "Resolved", "new", "New ", "InWork\n"]), _private_text),
+    status=st.one_of(
+        st.sampled_from(["New", "InWork", "New", "InWork", "Resolved", "new", "New ", "InWork\n"]), _private_text
+    ),
     first_response_due_at=_moments,
     first_response_at=st.one_of(st.none(), _moments),
     resolution_due_at=_moments,

@@ -55,7 +55,9 @@ _ODD = [
 
 # what Postgres can hold as text: no NUL, no half of a surrogate pair
 odd_text = st.one_of(
-    st.sampled_from(_ODD), st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=80), st.sampled_from(_ODD)
+    st.sampled_from(_ODD),
+    st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=80),
+    st.sampled_from(_ODD),
 )
 
 odd_values: st.SearchStrategy[Any] = st.one_of(

@@ -1,4 +1,6 @@
-"""Settings and inputs that mean no good: each is taken rightly or refused in our words, and shows no secret (SPEC 3.2, 4.2, 4.3)."""
+"""Settings and inputs that mean no good: each is taken rightly or refused in our words, and shows no secret (SPEC 3.2,
+4.2, 4.3).
+"""
 
 import os
 import re
@@ -13,7 +15,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from sla_pipeline.cycle import BATCH_SIZE, MAX_BATCHES_PER_CYCLE, CycleInput, IntegerRange
-from sla_pipeline.errors import ConfigurationError, DatabaseError, DatabaseUnavailable, InputError
+from sla_pipeline.errors import ConfigurationError, InputError, PostgresSetupError, PostgresUnavailable
 from sla_pipeline.kafka.clients import ClientReports, TransactionalProducer, open_admin, open_consumer
 from sla_pipeline.kafka.settings import KafkaSettings
 from sla_pipeline.monitor.job import sla_breaches, ticket_sla_monitor
@@ -53,7 +55,9 @@ def test_a_cycle_takes_a_value_or_refuses_it_by_name(field: str, value: Any) -> 
         given_input = CycleInput(**{field: value})
     except InputError as error:
         _assert_told(error, f"{field} is ", "it must be a ")
-        assert field == "tenant_id" or not _allowed(value, BATCH_SIZE if field == "batch_size" else MAX_BATCHES_PER_CYCLE)
+        assert field == "tenant_id" or not _allowed(
+            value, BATCH_SIZE if field == "batch_size" else MAX_BATCHES_PER_CYCLE
+        )
         assert field != "tenant_id" or value is not None
     else:
         assert _allowed(given_input.batch_size, BATCH_SIZE)
@@ -86,7 +90,10 @@ def test_the_launchpad_takes_a_value_or_touches_nothing(
         return row_versions(support), cycles[0]
 
     @settings(_quick, max_examples=15, suppress_health_check=[HealthCheck.too_slow])
-    @given(field=st.sampled_from(["batch_size", "max_batches_per_cycle", "tenant_id", "now_utc", "batchsize"]), value=_typed_values)
+    @given(
+        field=st.sampled_from(["batch_size", "max_batches_per_cycle", "tenant_id", "now_utc", "batchsize"]),
+        value=_typed_values,
+    )
     @example(field="batch_size", value=10**30)
     @example(field="max_batches_per_cycle", value=200)
     @example(field="tenant_id", value="'; drop table support.tickets; --")
@@ -112,14 +119,20 @@ def test_the_launchpad_takes_a_value_or_touches_nothing(
 _environment_text = st.one_of(
     odd_text,
     st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=60),
-    st.sampled_from(["\udcff", "%ff", "%00", "%", "%zz", "@", ":", "/", "?", "#", "[", "]", ",", "=", "&", "\udc80\udcff"]),
+    st.sampled_from(
+        ["\udcff", "%ff", "%00", "%", "%zz", "@", ":", "/", "?", "#", "[", "]", ",", "=", "&", "\udc80\udcff"]
+    ),
 )
 _secrets = st.tuples(_environment_text, _environment_text).map(lambda around: f"{around[0]}{CANARY}{around[1]}")
 _postgres_urls = st.one_of(
     _environment_text,
-    st.builds("{}://{}@{}/{}".format, st.sampled_from(["postgresql", "postgres", "mysql", ""]), *[_environment_text] * 3),
+    st.builds(
+        "{}://{}@{}/{}".format, st.sampled_from(["postgresql", "postgres", "mysql", ""]), *[_environment_text] * 3
+    ),
     st.builds("postgresql://worker:{}@db-1/support".format, _secrets),
-    st.builds("postgresql://worker:{}@db-1/support".format, _secrets.map(lambda text: quote(text, errors="surrogateescape"))),
+    st.builds(
+        "postgresql://worker:{}@db-1/support".format, _secrets.map(lambda text: quote(text, errors="surrogateescape"))
+    ),
     st.builds("postgresql://worker:{}@{}:{}/{}".format, st.just(CANARY), *[_environment_text] * 3),
     st.builds("postgresql://db-1/support?password={}&{}={}".format, st.just(CANARY), *[_environment_text] * 2),
 )
@@ -171,9 +184,11 @@ def test_a_url_with_a_nul_is_refused_instead_of_cut_off() -> None:
         f"password={CANARY}%0a%00",
     ],
 )
-def test_a_url_that_leads_nowhere_is_told_in_our_words(query: str, worker_url: str, worker_login: tuple[str, str]) -> None:
+def test_a_url_that_leads_nowhere_is_told_in_our_words(
+    query: str, worker_url: str, worker_login: tuple[str, str]
+) -> None:
     _, password = worker_login
-    with pytest.raises((ConfigurationError, DatabaseUnavailable, DatabaseError)) as raised:
+    with pytest.raises((ConfigurationError, PostgresUnavailable, PostgresSetupError)) as raised:
         PostgresSettings(f"{worker_url}?{query}").connect(purpose="test")
     said = str(raised.value)
     assert "SLA_POSTGRES_URL" in said
@@ -184,7 +199,8 @@ def test_a_url_that_leads_nowhere_is_told_in_our_words(query: str, worker_url: s
 
 
 @pytest.mark.parametrize(
-    "query", ["connect_timeout=-1", "connect_timeout=1", "options=-c%20statement_timeout%3D0", "client_encoding=klingon"]
+    "query",
+    ["connect_timeout=-1", "connect_timeout=1", "options=-c%20statement_timeout%3D0", "client_encoding=klingon"],
 )
 def test_a_url_cannot_undo_what_the_job_relies_on(query: str, worker_url: str) -> None:
     with PostgresSettings(f"{worker_url}?{query}").connect(purpose="test") as connection:
@@ -202,7 +218,9 @@ _kafka_environment = st.fixed_dictionaries(
             _json_values.map(lambda value: f"[{value}]"),
             st.builds('{{"sasl.password": "{}{}'.format, st.just(CANARY), _environment_text),
             st.builds(
-                '{{"{}": {}}}'.format, _environment_text, st.sampled_from(["1", '"x"', "true", "null", "[]", "1e999", "NaN", "9" * 5_000])
+                '{{"{}": {}}}'.format,
+                _environment_text,
+                st.sampled_from(["1", '"x"', "true", "null", "[]", "1e999", "NaN", "9" * 5_000]),
             ),
         ),
     },
@@ -213,7 +231,12 @@ _kafka_environment = st.fixed_dictionaries(
 @given(environment=_kafka_environment)
 @example(environment={"SLA_KAFKA_BOOTSTRAP_SERVERS": "k:9092", "SLA_KAFKA_CLIENT_CONFIG": "[" * 100_000})
 @example(environment={"SLA_KAFKA_BOOTSTRAP_SERVERS": "k:9092", "SLA_KAFKA_CLIENT_CONFIG": '{"a": ' + "9" * 5_000 + "}"})
-@example(environment={"SLA_KAFKA_BOOTSTRAP_SERVERS": "k:9092", "SLA_KAFKA_CLIENT_CONFIG": '{"batch.size": "' + "9" * 5_000 + '"}'})
+@example(
+    environment={
+        "SLA_KAFKA_BOOTSTRAP_SERVERS": "k:9092",
+        "SLA_KAFKA_CLIENT_CONFIG": '{"batch.size": "' + "9" * 5_000 + '"}',
+    }
+)
 @example(environment={"SLA_KAFKA_BOOTSTRAP_SERVERS": "k\udcff:9092"})
 @example(environment={"SLA_KAFKA_BOOTSTRAP_SERVERS": "k:٩٠٩٢"})
 def test_kafkas_settings_are_taken_or_refused_by_the_variables_name(environment: dict[str, str]) -> None:
@@ -263,10 +286,26 @@ _OTHER_SETTINGS = [
     "Transactional.Id",
     "topic.acks",
 ]
-_KEYWORDS = ["true", "SSL", "SASL_SSL", "SASL_PLAINTEXT", "PLAIN", "OAUTHBEARER", "SCRAM-SHA-512", "lz4", "inf", "nan", "1e9", "4294967297"]
-_client_values = st.one_of(odd_text, st.integers().map(str), st.sampled_from(_KEYWORDS), st.sampled_from(["a\0b", "\ud800"]))
+_KEYWORDS = [
+    "true",
+    "SSL",
+    "SASL_SSL",
+    "SASL_PLAINTEXT",
+    "PLAIN",
+    "OAUTHBEARER",
+    "SCRAM-SHA-512",
+    "lz4",
+    "inf",
+    "nan",
+    "1e9",
+    "4294967297",
+]
+_client_values = st.one_of(
+    odd_text, st.integers().map(str), st.sampled_from(_KEYWORDS), st.sampled_from(["a\0b", "\ud800"])
+)
 _client_secrets = st.one_of(
-    _client_values.map(lambda text: f"{text}{CANARY}"), st.just(f"-----BEGIN CERTIFICATE-----\n{CANARY}\n-----END CERTIFICATE-----")
+    _client_values.map(lambda text: f"{text}{CANARY}"),
+    st.just(f"-----BEGIN CERTIFICATE-----\n{CANARY}\n-----END CERTIFICATE-----"),
 )
 
 
@@ -281,7 +320,9 @@ _client_secrets = st.one_of(
 @example(secrets={"sasl.password": f"{CANARY}\ud800"}, others={})
 @example(secrets={}, others={"queue.buffering.max.kbytes": "4294967297"})
 @example(secrets={"ssl.key.pem": CANARY}, others={"security.protocol": "SSL"})
-def test_a_client_is_made_of_further_settings_or_they_are_refused(secrets: dict[str, str], others: dict[str, str]) -> None:
+def test_a_client_is_made_of_further_settings_or_they_are_refused(
+    secrets: dict[str, str], others: dict[str, str]
+) -> None:
     """Nothing listens on the port: a client that is made has no time to say more than that."""
     with everything_logged() as logged:
         try:

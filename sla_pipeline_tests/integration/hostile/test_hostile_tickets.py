@@ -1,4 +1,5 @@
-"""Tickets that mean no good: each is marked and told rightly, or set aside in clear words; no text of it gets out (SPEC 4.4, 6, 8).
+"""Tickets that mean no good: each is marked and told rightly, or set aside in clear words; no text of it gets out (SPEC
+4.4, 6, 8).
 
 A ticket's id and number may be logged. Its other text carries a canary, which must be found nowhere but in the table.
 """
@@ -20,7 +21,15 @@ from sla_pipeline_tests.integration.conftest import Cycle, Events
 from sla_pipeline_tests.integration.hostile.hostile_tickets import HostileTicket, hostile_tickets
 from sla_pipeline_tests.integration.hostile.listening import everything_logged
 from sla_pipeline_tests.integration.hostile.odd_values import CANARY
-from sla_pipeline_tests.tickets import FIRST_RESPONSE_OVERDUE, MINUTE, NOW, breached_ids, change, make_ticket, make_tickets
+from sla_pipeline_tests.tickets import (
+    FIRST_RESPONSE_OVERDUE,
+    MINUTE,
+    NOW,
+    breached_ids,
+    change,
+    make_ticket,
+    make_tickets,
+)
 
 Support = psycopg.Connection[Any]
 _SCHEMA = json.loads(resources.files("sla_pipeline").joinpath("event.schema.json").read_text())
@@ -103,14 +112,20 @@ def test_each_is_marked_rightly_or_set_aside_in_clear_words(support: Support, cy
             if ticket.verdict.fate == "marked":
                 _assert_told_in_full(ticket, recorded[ticket.id])
 
-        assert (report.processed, report.published, report.backlog) == (len(fates["marked"]), len(fates["marked"]), len(fates["set aside"]))
+        assert (report.processed, report.published, report.backlog) == (
+            len(fates["marked"]),
+            len(fates["marked"]),
+            len(fates["set aside"]),
+        )
         assert len(report.errors) == len(fates["set aside"])
         assert all(any(ticket_id in error for error in report.errors) for ticket_id in fates["set aside"])
         _assert_one_line_each(report)
         assert (again.processed, again.published, again.errors) == (0, 0, [])
         published.extend(fates["marked"])
 
-        journal = support.execute("select state, error from support.ticket_sla_cycles order by id desc limit 2").fetchall()
+        journal = support.execute(
+            "select state, error from support.ticket_sla_cycles order by id desc limit 2"
+        ).fetchall()
         assert [state for state, _ in journal] == ["succeeded", "failed" if report.errors else "succeeded"]
         for text in (*logged, *report.errors, *(str(row) for row in journal), *_set_aside(support).values()):
             assert CANARY not in text
@@ -126,7 +141,8 @@ def test_each_is_marked_rightly_or_set_aside_in_clear_words(support: Support, cy
     [
         pytest.param(
             lambda support: support.execute(
-                "alter table support.tickets add constraint quiet check (number <> 'BAD-1' or not sla_breached) not valid"
+                "alter table support.tickets add constraint quiet check (number <> 'BAD-1' or not sla_breached) not "
+                "valid"
             ),
             id="a constraint, whose error repeats the whole row",
         ),
@@ -173,7 +189,9 @@ def test_a_number_as_long_as_a_book_is_told_by_its_beginning(support: Support, c
 
 
 @pytest.mark.parametrize("column", ["first_response_due_at", "first_response_at", "resolution_due_at", "resolved_at"])
-@pytest.mark.parametrize("moment", ["infinity", "-infinity", "4713-01-01 00:00:00+00 BC", "294276-12-31 23:59:59.999999+00"])
+@pytest.mark.parametrize(
+    "moment", ["infinity", "-infinity", "4713-01-01 00:00:00+00 BC", "294276-12-31 23:59:59.999999+00"]
+)
 def test_a_time_beyond_the_calendar_does_not_keep_its_batch_from_being_marked(
     column: str, moment: str, support: Support, cycle: Cycle, events: Events
 ) -> None:

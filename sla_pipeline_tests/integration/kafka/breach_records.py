@@ -1,6 +1,7 @@
 """Breach records as the marking leaves them, and the proof that each was published once, in order.
 
-What belongs here: what several tests of the relay need to set a scene and to judge it. What does not: fixtures (``conftest.py``).
+What belongs here: what several tests of the relay need to set a scene and to judge it. What does not: fixtures
+(``conftest.py``).
 """
 
 import os
@@ -25,21 +26,31 @@ class BreachRecords:
         self._url = url
 
     def add(
-        self, count: int, *, run_id: str = "run-that-marked", padding_bytes: int = 0, ticket_ids: Sequence[str] | None = None
+        self,
+        count: int,
+        *,
+        run_id: str = "run-that-marked",
+        padding_bytes: int = 0,
+        ticket_ids: Sequence[str] | None = None,
     ) -> list[int]:
-        """Writes ``count`` records as one batch of the marking does; returns their sequences. Padding makes each payload larger."""
+        """Writes ``count`` records as one batch of the marking does; returns their sequences. Padding makes each
+        payload larger.
+        """
         ids = ticket_ids or [str(uuid.uuid4()) for _ in range(count)]
         with psycopg.connect(self._url) as connection:
             row = connection.execute(
-                "update support.ticket_sla_relay set next_seq = next_seq + %s where id = 1 returning next_seq", (count,)
+                "update support.ticket_sla_relay set last_seq = last_seq + %s where id = 1 returning last_seq", (count,)
             ).fetchone()
             assert row is not None
             sequences = list(range(row[0] - count + 1, row[0] + 1))
             with connection.cursor() as cursor:
                 cursor.executemany(
-                    "insert into support.ticket_sla_breaches (seq, ticket_id, number, kind, due_at, breached_at, correlation_id, payload)"
-                    " values (%s, %s, %s, 'Resolution', %s, %s, %s, %s)",
-                    [self._row(seq, ticket_id, run_id, padding_bytes) for seq, ticket_id in zip(sequences, ids, strict=True)],
+                    "insert into support.ticket_sla_breaches (seq, ticket_id, number, kind, due_at, breached_at, "
+                    "correlation_id, payload) values (%s, %s, %s, 'Resolution', %s, %s, %s, %s)",
+                    [
+                        self._row(seq, ticket_id, run_id, padding_bytes)
+                        for seq, ticket_id in zip(sequences, ids, strict=True)
+                    ],
                 )
         return sequences
 
@@ -62,15 +73,18 @@ class BreachRecords:
         return seq, ticket_id, f"TCK-{seq}", due_at, _NOW, run_id, event.to_json() + padding
 
     def positions(self) -> tuple[int, int]:
-        """``published_seq`` and ``next_seq``."""
-        row = self.query("select published_seq, next_seq from support.ticket_sla_relay where id = 1")[0]
+        """``published_seq`` and ``last_seq``."""
+        row = self.query("select published_seq, last_seq from support.ticket_sla_relay where id = 1")[0]
         return row[0], row[1]
 
     def rewind(self, seq: int) -> None:
-        """Puts the database back to when record ``seq`` was the last one and was published, as a restored backup does."""
+        """Puts the database back to when record ``seq`` was the last one and was published, as a restored backup
+        does.
+        """
         self.query("delete from support.ticket_sla_breaches where seq > %s returning seq", seq)
         self.query(
-            "update support.ticket_sla_relay set next_seq = %s, published_seq = least(published_seq, %s) where id = 1 returning id",
+            "update support.ticket_sla_relay set last_seq = %s, published_seq = least(published_seq, %s) where id = "
+            "1 returning id",
             seq,
             seq,
         )
@@ -82,7 +96,8 @@ class BreachRecords:
     def relay_sessions(self) -> list[int]:
         """The process ids of the relay's sessions on this database."""
         rows = self.query(
-            "select pid from pg_stat_activity where datname = current_database() and application_name = 'ticket-sla-monitor relay'"
+            "select pid from pg_stat_activity where datname = current_database() and application_name = "
+            "'ticket-sla-monitor relay'"
         )
         return [row[0] for row in rows]
 
@@ -94,11 +109,15 @@ class BreachRecords:
     def expected(self) -> list[tuple[int, str, str]]:
         """What must be on the topic: sequence, ticket, payload."""
         with psycopg.connect(self._url) as connection:
-            rows = connection.execute("select seq, ticket_id::text, payload from support.ticket_sla_breaches order by seq").fetchall()
+            rows = connection.execute(
+                "select seq, ticket_id::text, payload from support.ticket_sla_breaches order by seq"
+            ).fetchall()
         return [(seq, ticket_id, payload) for seq, ticket_id, payload in rows]
 
     def assert_each_published_once_in_order(self, settings: KafkaSettings) -> list[ReceivedEvent]:
-        """Compares the topic, as a consumer sees it, with the records; returns the events in the order of their sequence."""
+        """Compares the topic, as a consumer sees it, with the records; returns the events in the order of their
+        sequence.
+        """
         events = list(read_events(settings))
         for partition in {event.partition for event in events}:
             sequences = [sequence_of(event) for event in events if event.partition == partition]

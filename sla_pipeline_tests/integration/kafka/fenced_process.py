@@ -1,7 +1,8 @@
 """A process in which producers are fenced while their records are on their way to the broker, and are let go then.
 
-What belongs here: the process and how a test runs it. What does not: what must be true of it. It prints the name of the error that each
-producer's delivery ended with. It is a process of its own because the fault that it looks for ends the process.
+What belongs here: the process and how a test runs it. What does not: what must be true of it. It prints the name of the
+error that each producer's delivery ended with. It is a process of its own because the fault that it looks for ends the
+process.
 """
 
 import json

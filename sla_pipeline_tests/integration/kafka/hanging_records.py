@@ -1,7 +1,8 @@
-"""Records that no client library would write: of a transaction that the coordinator knows nothing of, or with names that are not UTF-8.
+"""Records that no client library would write: of a transaction that the coordinator knows nothing of, or with names
+that are not UTF-8.
 
-What belongs here: the few requests of Kafka's protocol that write them. For a transaction the broker must be told not to verify
-(``UNVERIFIED``). What does not: what a publisher makes of them.
+What belongs here: the few requests of Kafka's protocol that write them. For a transaction the broker must be told not
+to verify (``UNVERIFIED``). What does not: what a publisher makes of them.
 """
 
 import socket
@@ -24,8 +25,12 @@ _IS_TRANSACTIONAL = 0x10
 _CONCURRENT_TRANSACTIONS = 51
 
 
-def leave_hanging(settings: KafkaSettings, events: dict[int, Sequence[BreachRecord]], progress: Progress | None) -> None:
-    """Writes ``events`` by partition and a progress record, as the publisher would, in a transaction that nobody will end."""
+def leave_hanging(
+    settings: KafkaSettings, events: dict[int, Sequence[BreachRecord]], progress: Progress | None
+) -> None:
+    """Writes ``events`` by partition and a progress record, as the publisher would, in a transaction that nobody will
+    end.
+    """
     host, _, port = settings.bootstrap_servers.partition(":")
     with socket.create_connection((host, int(port)), timeout=10) as connection:
         transactional_id = _text(settings.transactional_id)
@@ -37,7 +42,13 @@ def leave_hanging(settings: KafkaSettings, events: dict[int, Sequence[BreachReco
         if progress is not None:
             places.append((settings.progress_topic, 0, [_record(0, PROGRESS_KEY, progress.to_json(), ())]))
         for topic, partition, records in places:
-            _produce(connection, transactional_id, topic, partition, _batch(producer_id, epoch, records, attributes=_IS_TRANSACTIONAL))
+            _produce(
+                connection,
+                transactional_id,
+                topic,
+                partition,
+                _batch(producer_id, epoch, records, attributes=_IS_TRANSACTIONAL),
+            )
 
 
 def write_with_headers(settings: KafkaSettings, partition: int, headers: Sequence[tuple[bytes, bytes]]) -> None:
@@ -92,11 +103,22 @@ def _text(value: str) -> bytes:
 
 def _event(index: int, record: BreachRecord) -> bytes:
     headers = event_headers(correlation_id=record.correlation_id, outbox_seq=record.seq)
-    return _record(index, event_key(record.ticket_id), record.payload.encode(), [(name.encode(), value) for name, value in headers])
+    return _record(
+        index, event_key(record.ticket_id), record.payload.encode(), [(name.encode(), value) for name, value in headers]
+    )
 
 
 def _record(index: int, key: bytes, value: bytes, headers: Sequence[tuple[bytes, bytes]]) -> bytes:
-    body = b"\0" + _varint(0) + _varint(index) + _varint(len(key)) + key + _varint(len(value)) + value + _varint(len(headers))
+    body = (
+        b"\0"
+        + _varint(0)
+        + _varint(index)
+        + _varint(len(key))
+        + key
+        + _varint(len(value))
+        + value
+        + _varint(len(headers))
+    )
     for name, content in headers:
         body += _varint(len(name)) + name + _varint(len(content)) + content
     return _varint(len(body)) + body
@@ -105,7 +127,9 @@ def _record(index: int, key: bytes, value: bytes, headers: Sequence[tuple[bytes,
 def _batch(producer_id: int, epoch: int, records: Sequence[bytes], *, attributes: int) -> bytes:
     """Format 2, uncompressed: offset, length, leader epoch, magic, checksum, and what it covers."""
     sequence = 0 if producer_id >= 0 else -1
-    covered = struct.pack(">hiqqqhii", attributes, len(records) - 1, 0, 0, producer_id, epoch, sequence, len(records)) + b"".join(records)
+    covered = struct.pack(
+        ">hiqqqhii", attributes, len(records) - 1, 0, 0, producer_id, epoch, sequence, len(records)
+    ) + b"".join(records)
     return struct.pack(">qiibI", 0, 4 + 1 + 4 + len(covered), -1, 2, _crc32c(covered)) + covered
 
 

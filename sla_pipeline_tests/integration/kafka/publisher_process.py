@@ -1,7 +1,7 @@
 """A publisher in a process of its own that a signal meets at a chosen step.
 
-What belongs here: the process and how a test starts it. What does not: what must be true afterwards. It prints one line, ``published N``
-or the error that publishing ended with.
+What belongs here: the process and how a test starts it. What does not: what must be true afterwards. It prints one
+line, ``published N`` or the error that publishing ended with.
 """
 
 import json
@@ -23,7 +23,9 @@ from sla_pipeline_tests.integration.kafka.waiting import wait_until
 _RUN_ID = "run-of-the-other-process"
 
 
-def start_publisher(settings: KafkaSettings, postgres_url: str, *, at: str, signal_name: str) -> "subprocess.Popen[str]":
+def start_publisher(
+    settings: KafkaSettings, postgres_url: str, *, at: str, signal_name: str
+) -> "subprocess.Popen[str]":
     """Starts a publisher that sends itself ``signal_name`` at the end of step ``at``."""
     request = {"kafka": asdict(settings), "postgres_url": postgres_url, "at": at, "signal": signal_name}
     return subprocess.Popen([sys.executable, "-m", __name__, json.dumps(request)], stdout=subprocess.PIPE, text=True)

@@ -17,7 +17,8 @@ from sla_pipeline_tests.conftest import BrokerFactory
 __all__ = ["SlowLink", "broker_behind"]
 
 _CHUNK_BYTES = 4_096
-# small, for what the proxy has taken from a client counts as sent there; smaller than a segment of the loopback device would stall it
+# small, for what the proxy has taken from a client counts as sent there; smaller than a segment of the loopback device
+# would stall it
 _BUFFER_BYTES = 65_536
 
 
@@ -39,7 +40,9 @@ class _Rate:
 
 
 class SlowLink:
-    """The proxy. ``port`` is where clients connect; ``target_port`` is the broker's, which may be set later; both directions are alike."""
+    """The proxy. ``port`` is where clients connect; ``target_port`` is the broker's, which may be set later; both
+    directions are alike.
+    """
 
     def __init__(self) -> None:
         self.target_port = 0
@@ -83,7 +86,10 @@ class SlowLink:
             broker.settimeout(None)
             broker.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER_BYTES)
             self._open |= {client, broker}
-            for source, sink, rate, is_answer in ((client, broker, self._there, False), (broker, client, self._back, True)):
+            for source, sink, rate, is_answer in (
+                (client, broker, self._there, False),
+                (broker, client, self._back, True),
+            ):
                 threading.Thread(target=self._carry, args=(source, sink, rate, is_answer), daemon=True).start()
 
     def _carry(self, source: socket.socket, sink: socket.socket, rate: _Rate, is_answer: bool) -> None:

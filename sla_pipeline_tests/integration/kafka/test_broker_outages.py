@@ -1,4 +1,6 @@
-"""A broker that is down, dies or freezes while publishing: nothing lost, nothing doubled, and an end in bounded time."""
+"""A broker that is down, dies or freezes while publishing: nothing lost, nothing doubled, and an end in bounded
+time.
+"""
 
 import sys
 import threading
@@ -130,7 +132,8 @@ def test_kafka_down_for_ten_minutes(
         broker.start()
         with outbox_factory() as outbox:
             totals = Relay(settings).publish(outbox, run_id="back")
-        # the first ten again, and only then visible, when the broker was killed before it had ended their transaction and never did
+        # the first ten again, and only then visible, when the broker was killed before it had ended their transaction
+        # and never did
         assert (totals.transactions, totals.published) in {(1, 30), (1, 40)}
         records.add(1)
         with outbox_factory() as outbox:

@@ -11,7 +11,8 @@ from sla_pipeline_tests.conftest import BrokerFactory
 from sla_pipeline_tests.integration.kafka.breach_records import BreachRecords
 from sla_pipeline_tests.integration.kafka.conftest import Publish
 
-# a record batch: offset (8 bytes), length of what follows (4), leader epoch (4), magic (1), checksum (4), attributes (2)
+# a record batch: offset (8 bytes), length of what follows (4), leader epoch (4), magic (1), checksum (4), attributes
+# (2)
 _LENGTH_AT, _HEAD_BYTES, _ATTRIBUTES_AT = 8, 12, 21
 _CODEC_BITS, _CONTROL_BIT = 0x07, 0x20
 _CODECS = ["none", "gzip", "snappy", "lz4", "zstd"]
@@ -31,7 +32,8 @@ def codecs_on_disk(broker: EmbeddedKafka, topic: str) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    ("client_config", "codec"), [({}, "none"), ({"compression.type": "gzip"}, "gzip"), ({"compression.codec": "zstd"}, "zstd")]
+    ("client_config", "codec"),
+    [({}, "none"), ({"compression.type": "gzip"}, "gzip"), ({"compression.codec": "zstd"}, "zstd")],
 )
 def test_events_are_not_compressed_unless_the_settings_say_so(
     client_config: dict[str, str], codec: str, own_broker: BrokerFactory, records: BreachRecords, publish: Publish

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sla_pipeline.errors import KafkaError, KafkaUnavailable
+from sla_pipeline.errors import KafkaSetupError, KafkaUnavailable
 from sla_pipeline.kafka import topics
 from sla_pipeline.kafka.clients import TransactionalProducer
 from sla_pipeline.kafka.deadline import Deadline
@@ -25,15 +25,22 @@ def leave_open(settings: KafkaSettings, count: int) -> TransactionalProducer:
     producer.fence(10)
     producer.begin()
     for seq in range(count):
-        producer.produce(settings.topic, "never committed", str(seq).encode(), headers=[("outbox-seq", str(seq).encode())])
         producer.produce(
-            settings.progress_topic, Progress.standing_at(999, "f" * 32, "aborted").to_json(), PROGRESS_KEY, partition=PROGRESS_PARTITION
+            settings.topic, "never committed", str(seq).encode(), headers=[("outbox-seq", str(seq).encode())]
+        )
+        producer.produce(
+            settings.progress_topic,
+            Progress.standing_at(999, "f" * 32, "aborted").to_json(),
+            PROGRESS_KEY,
+            partition=PROGRESS_PARTITION,
         )
     producer.deliver(10)
     return producer
 
 
-def test_reads_what_was_there_at_the_start_and_ends(kafka_settings: KafkaSettings, records: BreachRecords, publish: Publish) -> None:
+def test_reads_what_was_there_at_the_start_and_ends(
+    kafka_settings: KafkaSettings, records: BreachRecords, publish: Publish
+) -> None:
     records.add(1200)
     publish(kafka_settings, transaction_limit=500)
     told: list[tuple[int, int]] = []
@@ -46,7 +53,9 @@ def test_reads_what_was_there_at_the_start_and_ends(kafka_settings: KafkaSetting
 
 @pytest.fixture
 def once_the_ends_are_known(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], None]:
-    """Lets something happen between the look at the ends of the partitions and the first fetch, which then holds its result."""
+    """Lets something happen between the look at the ends of the partitions and the first fetch, which then holds its
+    result.
+    """
 
     def arrange(action: Callable[[], object]) -> None:
         def end_offsets_and_action(*arguments: Any) -> dict[int, int]:
@@ -60,7 +69,8 @@ def once_the_ends_are_known(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callab
 
 
 @pytest.mark.parametrize(
-    ("at_the_end", "readable"), [("events", range(1, 11)), ("aborted records", range(1, 11)), ("nothing", ()), ("what has expired", ())]
+    ("at_the_end", "readable"),
+    [("events", range(1, 11)), ("aborted records", range(1, 11)), ("nothing", ()), ("what has expired", ())],
 )
 def test_what_is_written_while_it_reads_is_not_read(
     at_the_end: str,
@@ -96,11 +106,13 @@ def test_an_empty_topic_ends_at_once(kafka_settings: KafkaSettings) -> None:
 
 
 def test_a_missing_topic_is_told(kafka_bootstrap: str) -> None:
-    with pytest.raises(KafkaError, match="topic no-such-topic does not exist"):
+    with pytest.raises(KafkaSetupError, match="topic no-such-topic does not exist"):
         next(read_events(KafkaSettings(kafka_bootstrap, "no-such-topic")))
 
 
-def test_follow_from_the_end_gives_only_what_comes_later(kafka_settings: KafkaSettings, records: BreachRecords, publish: Publish) -> None:
+def test_follow_from_the_end_gives_only_what_comes_later(
+    kafka_settings: KafkaSettings, records: BreachRecords, publish: Publish
+) -> None:
     records.add(10)
     publish(kafka_settings)
     received: list[ReceivedEvent] = []
@@ -130,7 +142,10 @@ def test_an_open_transaction_ends_in_a_clear_error_after_a_deadline(
     publish(kafka_settings)
     open_transaction = leave_open(kafka_settings, 9)
     received: list[ReceivedEvent] = []
-    with pytest.raises(KafkaUnavailable, match=r"stands still: partition \d is readable to offset \d+ of \d+ only.*a transaction is open"):
+    with pytest.raises(
+        KafkaUnavailable,
+        match=r"stands still: partition \d is readable to offset \d+ of \d+ only.*a transaction is open",
+    ):
         received.extend(read_events(kafka_settings, stall_seconds=0.5))
     open_transaction.drop()
     assert set(map(sequence_of, received)) <= {1, 2, 3, 4, 5}

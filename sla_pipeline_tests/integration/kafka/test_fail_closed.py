@@ -40,10 +40,14 @@ def test_progress_topic_lost(published_twenty: KafkaSettings, publish: Publish) 
     assert_refused(settings, publish, f"topic {settings.progress_topic} holds no progress record")
 
 
-def test_a_lost_progress_topic_is_not_made_anew_beside_events(published_twenty: KafkaSettings, publish: Publish) -> None:
+def test_a_lost_progress_topic_is_not_made_anew_beside_events(
+    published_twenty: KafkaSettings, publish: Publish
+) -> None:
     settings = published_twenty
     delete_topic(settings, settings.progress_topic)
-    with pytest.raises(FailClosed, match=f"topic {settings.progress_topic} holds no record, but topic {settings.topic} has held events"):
+    with pytest.raises(
+        FailClosed, match=f"topic {settings.progress_topic} holds no record, but topic {settings.topic} has held events"
+    ):
         create_topics(settings)
     assert_refused(settings, publish, "holds no progress record")
 
@@ -56,14 +60,20 @@ def test_both_topics_lost_and_made_anew(published_twenty: KafkaSettings, publish
     assert_refused(settings, publish, "Postgres knows that sequence 20 is published, but Kafka's progress is at 0")
 
 
-def test_database_restored_from_backup(published_twenty: KafkaSettings, records: BreachRecords, publish: Publish) -> None:
-    """First it is behind Kafka; then it goes on, hands out the same sequences to other tickets, and looks whole again."""
+def test_database_restored_from_backup(
+    published_twenty: KafkaSettings, records: BreachRecords, publish: Publish
+) -> None:
+    """First it is behind Kafka; then it goes on, hands out the same sequences to other tickets, and looks whole
+    again.
+    """
     settings = published_twenty
     records.rewind(12)
     records.add(3)
     assert_refused(settings, publish, "Kafka's progress is at sequence 20, but Postgres has handed out only 15")
     records.add(15)
-    assert_refused(settings, publish, r"breach record 20 \(ticket .*\) is not the one that was published under this sequence")
+    assert_refused(
+        settings, publish, r"breach record 20 \(ticket .*\) is not the one that was published under this sequence"
+    )
 
 
 def test_the_same_tickets_marked_again_after_a_restore_are_known_as_others(
@@ -74,7 +84,9 @@ def test_the_same_tickets_marked_again_after_a_restore_are_known_as_others(
     assert_refused(published_twenty, publish, r"breach record 20 \(ticket .*\) is not the one that was published")
 
 
-def test_published_record_deleted_by_housekeeping(published_twenty: KafkaSettings, records: BreachRecords, publish: Publish) -> None:
+def test_published_record_deleted_by_housekeeping(
+    published_twenty: KafkaSettings, records: BreachRecords, publish: Publish
+) -> None:
     records.query("delete from support.ticket_sla_breaches where seq <= 20 returning seq")
     assert_refused(published_twenty, publish, "breach record 20, the last one published, is gone from Postgres")
 

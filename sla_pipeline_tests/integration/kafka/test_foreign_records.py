@@ -1,4 +1,6 @@
-"""Records of somebody else on the event topic: shown and counted by every tool, fatal to none, and no obstacle to the publisher."""
+"""Records of somebody else on the event topic: shown and counted by every tool, fatal to none, and no obstacle to the
+publisher.
+"""
 
 import json
 import os
@@ -74,7 +76,9 @@ def test_tail_shows_them_in_one_line_each_and_counts_them(topic_of_others: Kafka
     assert count == f"records on the topic that were not breach events: {_FOREIGN_COUNT}"
     assert len(shown) == _FOREIGN_COUNT
     assert all(line.isprintable() and len(line) < 500 for line in shown)
-    places, faults = zip(*((line.split(": ")[1], line.split(": ")[2].partition(" (")[0]) for line in shown), strict=True)
+    places, faults = zip(
+        *((line.split(": ")[1], line.split(": ")[2].partition(" (")[0]) for line in shown), strict=True
+    )
     assert all(place.startswith("partition 0, offset ") for place in places)
     assert faults == (
         "its value is not JSON in UTF-8",
@@ -89,7 +93,9 @@ def test_tail_shows_them_in_one_line_each_and_counts_them(topic_of_others: Kafka
     assert "(key b'\\xff\\x00', 3 bytes, headers 'outbox-seq', 'correlation-id')" in shown[4]
 
 
-def test_tail_for_programs_prints_events_only_byte_for_byte(topic_of_others: KafkaSettings, records: BreachRecords) -> None:
+def test_tail_for_programs_prints_events_only_byte_for_byte(
+    topic_of_others: KafkaSettings, records: BreachRecords
+) -> None:
     lines = tail("--json").stdout_bytes.splitlines()
     assert sorted(lines) == sorted(payload.encode() for _, _, payload in records.expected())
 
@@ -115,7 +121,9 @@ def test_tail_escapes_what_the_terminal_cannot_show(kafka_settings: KafkaSetting
     command = [sys.executable, "-c", "from sla_pipeline.cli import main; main()", "tail", "--beginning", "--no-follow"]
     result = subprocess.run(command, check=True, capture_output=True, env={**os.environ, "PYTHONIOENCODING": "ascii"})
     assert b"  \\u0416-1  Resolution  High  due " in result.stdout
-    result = subprocess.run([*command, "--json"], check=True, capture_output=True, env={**os.environ, "PYTHONIOENCODING": "ascii"})
+    result = subprocess.run(
+        [*command, "--json"], check=True, capture_output=True, env={**os.environ, "PYTHONIOENCODING": "ascii"}
+    )
     assert result.stdout == payload.encode() + b"\n"
 
 
@@ -126,7 +134,11 @@ def test_an_event_is_ours_by_key_headers_and_ids_too(kafka_settings: KafkaSettin
         kafka_settings,
         (other_id.encode(), payload.encode(), list(_OURS)),
         (ticket_id.encode(), payload.encode(), []),
-        (ticket_id.encode(), payload.replace(f'"TicketId":"{ticket_id}"', f'"TicketId":"{other_id}"').encode(), list(_OURS)),
+        (
+            ticket_id.encode(),
+            payload.replace(f'"TicketId":"{ticket_id}"', f'"TicketId":"{other_id}"').encode(),
+            list(_OURS),
+        ),
     )
     result = tail()
     assert result.stdout == ""
@@ -175,7 +187,13 @@ _KEY, _VALUE = _TICKET.encode(), b"{}"
     ],
 )
 def test_recover_names_an_event_that_cannot_be_read_and_goes_on_when_it_is_gone(
-    key: bytes | None, value: bytes | None, run: bytes, fault: str, kafka_settings: KafkaSettings, records: BreachRecords, publish: Publish
+    key: bytes | None,
+    value: bytes | None,
+    run: bytes,
+    fault: str,
+    kafka_settings: KafkaSettings,
+    records: BreachRecords,
+    publish: Publish,
 ) -> None:
     """It may be an event of ours that was damaged: then nothing can be decided; unless the event is there whole."""
     damaged = (key, value, [("outbox-seq", b"6"), ("correlation-id", run)])
@@ -187,7 +205,8 @@ def test_recover_names_an_event_that_cannot_be_read_and_goes_on_when_it_is_gone(
     assert result.exit_code == 3
     (reason,) = (line for line in result.stdout.splitlines() if line.startswith("reason: "))
     assert (
-        f"offset {offset + bool(offset)} of topic {kafka_settings.topic} has the headers of the event with sequence 6, which is" in reason
+        f"offset {offset + bool(offset)} of topic {kafka_settings.topic} has the headers of the event with sequence "
+        "6, which is" in reason
     )
     assert f"but {fault}: " in reason
 
@@ -198,7 +217,9 @@ def test_recover_names_an_event_that_cannot_be_read_and_goes_on_when_it_is_gone(
     assert f": {fault}; the event of its sequence 6 is elsewhere" in result.stdout
 
 
-def test_the_remedy_for_an_event_that_cannot_be_read(kafka_settings: KafkaSettings, records: BreachRecords, publish: Publish) -> None:
+def test_the_remedy_for_an_event_that_cannot_be_read(
+    kafka_settings: KafkaSettings, records: BreachRecords, publish: Publish
+) -> None:
     records.add(5)
     publish(kafka_settings)
     send(kafka_settings, (_KEY, None, [("outbox-seq", b"6"), ("correlation-id", b"run")]))
@@ -214,7 +235,9 @@ def test_the_remedy_for_an_event_that_cannot_be_read(kafka_settings: KafkaSettin
 def test_recover_goes_on_behind_a_foreign_record_on_the_progress_topic(
     copy_lags: bool, kafka_settings: KafkaSettings, records: BreachRecords, publish: Publish
 ) -> None:
-    """The publisher stops at it and names `recover`, which writes a record of ours behind it; the position is that of the record before."""
+    """The publisher stops at it and names `recover`, which writes a record of ours behind it; the position is that of
+    the record before.
+    """
     records.add(5)
     publish(kafka_settings)
     if copy_lags:
@@ -225,7 +248,9 @@ def test_recover_goes_on_behind_a_foreign_record_on_the_progress_topic(
     producer.produce(kafka_settings.progress_topic, b"[" * 100_000, b"somebody else", partition=0)
     assert producer.flush(20) == 0
     records.add(2)
-    with pytest.raises(FailClosed, match=r"offset \d+ of topic .* is not a progress record of this package.*`sla-pipeline recover`"):
+    with pytest.raises(
+        FailClosed, match=r"offset \d+ of topic .* is not a progress record of this package.*`sla-pipeline recover`"
+    ):
         publish(kafka_settings)
 
     result = CliRunner().invoke(app, ["recover", "--yes"])

@@ -1,4 +1,6 @@
-"""Transactions that the broker never ends (KAFKA-20734): nobody waits for them for ever, nothing of them is doubled or lost."""
+"""Transactions that the broker never ends (KAFKA-20734): nobody waits for them for ever, nothing of them is doubled or
+lost.
+"""
 
 import os
 import signal
@@ -35,7 +37,9 @@ def rows(outbox_factory: OutboxFactory, first: int, count: int) -> list[BreachRe
         return outbox.records_from(first, count)
 
 
-@pytest.mark.parametrize("committed", [True, False], ids=["a commit that was answered and noted", "a takeover that was given up"])
+@pytest.mark.parametrize(
+    "committed", [True, False], ids=["a commit that was answered and noted", "a takeover that was given up"]
+)
 def test_what_hangs_and_is_not_visible_is_published_once(
     committed: bool, settings: KafkaSettings, records: BreachRecords, publish: Publish, outbox_factory: OutboxFactory
 ) -> None:
@@ -63,7 +67,10 @@ def test_an_event_that_the_visible_position_covers_is_not_aborted(
     records.add(1)
     leave_hanging(settings, {1: rows(outbox_factory, 4, 1)}, None)
     for _ in range(2):
-        with pytest.raises(FailClosed, match=rf"never ended .* in {settings.topic}-1, and the visible progress 5 covers .* sequence 4: .*"):
+        with pytest.raises(
+            FailClosed,
+            match=rf"never ended .* in {settings.topic}-1, and the visible progress 5 covers .* sequence 4: .*",
+        ):
             publish(settings)
     assert records.positions() == (5, 6)
 
@@ -79,7 +86,8 @@ def test_a_position_that_hangs_below_visible_events_is_not_aborted(
     producer.produce(settings.topic, last.payload, event_key(last.ticket_id), headers=list(headers))
     assert producer.flush(20) == 0
     with pytest.raises(
-        FailClosed, match=r"events up to sequence 5 are visible elsewhere, beyond the visible progress 0.*sla-pipeline recover"
+        FailClosed,
+        match=r"events up to sequence 5 are visible elsewhere, beyond the visible progress 0.*sla-pipeline recover",
     ):
         publish(settings)
     assert records.positions() == (0, 5)
@@ -107,7 +115,9 @@ def test_position_and_events_must_be_on_the_same_side(
 def test_a_broker_killed_between_the_answer_and_the_end_markers(
     own_broker: BrokerFactory, records: BreachRecords, publish: Publish
 ) -> None:
-    """As it comes about: whether the broker writes the markers when it is back is a race inside of it, so either is right here."""
+    """As it comes about: whether the broker writes the markers when it is back is a race inside of it, so either is
+    right here.
+    """
     link = SlowLink()
     broker = own_broker({"advertised.listeners": f"PLAINTEXT://127.0.0.1:{link.port}"})
     link.target_port = int(broker.bootstrap_servers.rpartition(":")[2])

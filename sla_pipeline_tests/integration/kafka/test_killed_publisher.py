@@ -1,4 +1,6 @@
-"""Publishers that die by SIGKILL or are paused by SIGSTOP, at every step: each event reaches the topic once (CASES: exactly one event)."""
+"""Publishers that die by SIGKILL or are paused by SIGSTOP, at every step: each event reaches the topic once (CASES:
+exactly one event).
+"""
 
 import signal
 
@@ -64,19 +66,21 @@ def test_killed_after_commit_with_nothing_new_since_only_postgres_catches_up(
     ("at", "ends_with"),
     [
         # it never had an epoch: it fences the successor, whose work it finds done
-        ("locked", "DatabaseUnavailable"),
-        ("fenced", "DatabaseUnavailable"),
+        ("locked", "PostgresUnavailable"),
+        ("fenced", "PostgresUnavailable"),
         ("begun", "PublisherFenced"),
         ("produced", "PublisherFenced"),
         ("flushed", "PublisherFenced"),
         # it had committed truly, and only the copy of the position was left to write
-        ("committed", "DatabaseUnavailable"),
+        ("committed", "PostgresUnavailable"),
     ],
 )
 def test_zombie_publisher(
     *, at: str, ends_with: str, kafka_settings: KafkaSettings, records: BreachRecords, publish: Publish, worker_url: str
 ) -> None:
-    """Its session is cut, as the server does with a client that went silent; a second publisher finishes; then the first goes on."""
+    """Its session is cut, as the server does with a client that went silent; a second publisher finishes; then the
+    first goes on.
+    """
     records.add(30)
     with start_publisher(kafka_settings, worker_url, at=at, signal_name="SIGSTOP") as zombie:
         wait_until_stopped(zombie)
@@ -96,8 +100,12 @@ def test_zombie_publisher(
     records.assert_each_published_once_in_order(kafka_settings)
 
 
-def test_publisher_fenced_with_records_on_their_way_ends_with_its_error_and_lives_on(kafka_settings: KafkaSettings) -> None:
-    """Let go while the broker's answers are still to come, a fenced producer corrupted memory and took the process with it."""
+def test_publisher_fenced_with_records_on_their_way_ends_with_its_error_and_lives_on(
+    kafka_settings: KafkaSettings,
+) -> None:
+    """Let go while the broker's answers are still to come, a fenced producer corrupted memory and took the process with
+    it.
+    """
     process = run_fenced_producers(kafka_settings, rounds=40)
     assert (process.returncode, process.stderr.count("Fatal Python error")) == (0, 0)
     assert process.stdout.split() == ["_FENCED"] * 40

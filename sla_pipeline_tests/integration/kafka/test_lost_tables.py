@@ -1,4 +1,6 @@
-"""A table of ours is dropped: `migrate` makes it again, `recover` writes its records back, and no ticket gets a second event."""
+"""A table of ours is dropped: `migrate` makes it again, `recover` writes its records back, and no ticket gets a second
+event.
+"""
 
 import json
 import re
@@ -50,7 +52,11 @@ def _run(*arguments: str) -> tuple[int, str]:
 def _faults() -> dict[str, int]:
     _, output = _run("verify", "--json")
     report = json.loads(output[output.index("{") :])
-    return {finding["check"]: finding["count"] for finding in report["findings"] if finding["count"] and finding["severity"] == "fault"}
+    return {
+        finding["check"]: finding["count"]
+        for finding in report["findings"]
+        if finding["count"] and finding["severity"] == "fault"
+    }
 
 
 def _sent(settings: KafkaSettings) -> dict[int, str]:
@@ -84,12 +90,16 @@ def test_the_relays_table_is_made_again_and_publishing_goes_on(
 
 
 @pytest.mark.parametrize(
-    "dropped", ["support.ticket_sla_breaches", "support.ticket_sla_breaches, support.ticket_sla_relay"], ids=["records", "both"]
+    "dropped",
+    ["support.ticket_sla_breaches", "support.ticket_sla_breaches, support.ticket_sla_relay"],
+    ids=["records", "both"],
 )
 def test_lost_records_are_written_back_and_a_flag_that_was_reset_sends_nothing(
     dropped: str, support: Support, cycle: Cycle, published: list[str], kafka_settings: KafkaSettings
 ) -> None:
-    """Between `migrate` and `recover` a cycle marks a new ticket and one whose event is out: in the end only the new one is published."""
+    """Between `migrate` and `recover` a cycle marks a new ticket and one whose event is out: in the end only the new
+    one is published.
+    """
     support.execute(f"drop table {dropped}".encode())
     exit_code, output = _run("migrate", "--no-topics")
     assert exit_code == 0
@@ -103,7 +113,10 @@ def test_lost_records_are_written_back_and_a_flag_that_was_reset_sends_nothing(
 
     exit_code, output = _run("recover", "--yes")
     assert exit_code == 0
-    assert "repair: write 5 records back from their events (sequences 1 to 5), drop the records made since for the same tickets" in output
+    assert (
+        "repair: write 5 records back from their events (sequences 1 to 5), drop the records made since for the same "
+        "tickets" in output
+    )
     change(support, published[3], sla_breached=False)
     report = cycle()
     assert (report.errors, report.processed, report.remarked, report.published) == ([], 1, 1, 1)

@@ -28,7 +28,11 @@ def faults() -> dict[str, int]:
     exit_code, output = run("verify", "--json")
     report = json.loads(output[output.index("{") :])
     assert exit_code == (0 if report["clean"] else 1)
-    return {finding["check"]: finding["count"] for finding in report["findings"] if finding["count"] and finding["severity"] == "fault"}
+    return {
+        finding["check"]: finding["count"]
+        for finding in report["findings"]
+        if finding["count"] and finding["severity"] == "fault"
+    }
 
 
 def sequences(settings: KafkaSettings) -> list[int]:
@@ -36,7 +40,9 @@ def sequences(settings: KafkaSettings) -> list[int]:
     return sorted(map(sequence_of, read_events(settings)))
 
 
-def test_it_repairs_on_confirmation_only(kafka_settings: KafkaSettings, records: BreachRecords, publish: Publish) -> None:
+def test_it_repairs_on_confirmation_only(
+    kafka_settings: KafkaSettings, records: BreachRecords, publish: Publish
+) -> None:
     records.add(3)
     assert publish(kafka_settings).published == 3
     delete_topic(kafka_settings, kafka_settings.progress_topic)
@@ -79,9 +85,16 @@ def test_it_publishes_missing_events_again_on_confirmation_only(
     assert "finding: Postgres and Kafka agree" in output
 
 
-@pytest.mark.parametrize(("answers", "code", "published"), [("y\nn\n", 1, 0), ("y\ny\n", 0, 10), (None, 0, 10)], ids=["no", "yes", "--yes"])
+@pytest.mark.parametrize(
+    ("answers", "code", "published"), [("y\nn\n", 1, 0), ("y\ny\n", 0, 10), (None, 0, 10)], ids=["no", "yes", "--yes"]
+)
 def test_the_lost_position_and_the_missing_events_are_two_questions(
-    answers: str | None, code: int, published: int, kafka_settings: KafkaSettings, records: BreachRecords, publish: Publish
+    answers: str | None,
+    code: int,
+    published: int,
+    kafka_settings: KafkaSettings,
+    records: BreachRecords,
+    publish: Publish,
 ) -> None:
     """Both topics are gone. Whoever moved to a new Kafka on purpose wants the position, and none of the old events."""
     records.add(10)

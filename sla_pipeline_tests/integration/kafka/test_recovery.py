@@ -39,13 +39,17 @@ def test_a_healthy_installation_is_left_as_it_is(
     publish(kafka_settings)
     records.add(5)
     found = assert_repaired(kafka_settings, outbox, State.AGREED)
-    assert (found.common_seq, found.position, found.next_seq, found.topic_count) == (10, 10, 15, 10)
+    assert (found.common_seq, found.position, found.last_seq, found.topic_count) == (10, 10, 15, 10)
     assert publish(kafka_settings) == PublishTotals(published=5, transactions=1)
     records.assert_each_published_once_in_order(kafka_settings)
 
 
 def test_a_lost_progress_topic(
-    kafka_settings: KafkaSettings, records: BreachRecords, publish: Publish, outbox: RepairablePostgresOutbox, worker_url: str
+    kafka_settings: KafkaSettings,
+    records: BreachRecords,
+    publish: Publish,
+    outbox: RepairablePostgresOutbox,
+    worker_url: str,
 ) -> None:
     """The worst moment for it: Postgres does not know yet that the last transaction is out."""
     records.add(10)
@@ -80,7 +84,11 @@ def test_both_topics_lost_leave_postgres_as_the_witness(
 
 
 def test_a_topic_that_another_program_filled_before(
-    kafka_bootstrap: str, kafka_settings: KafkaSettings, records: BreachRecords, publish: Publish, outbox: RepairablePostgresOutbox
+    kafka_bootstrap: str,
+    kafka_settings: KafkaSettings,
+    records: BreachRecords,
+    publish: Publish,
+    outbox: RepairablePostgresOutbox,
 ) -> None:
     """A first installation beside an older publisher: creation refuses, the operator adopts the topic."""
     settings = KafkaSettings(kafka_bootstrap, f"{kafka_settings.topic}.adopted")
@@ -102,9 +110,16 @@ def test_a_topic_that_another_program_filled_before(
 
 @pytest.mark.parametrize("progress_too", [False, True], ids=["progress intact", "progress lost too"])
 def test_a_database_restored_from_a_backup_that_went_on(
-    *, progress_too: bool, kafka_settings: KafkaSettings, records: BreachRecords, publish: Publish, outbox: RepairablePostgresOutbox
+    *,
+    progress_too: bool,
+    kafka_settings: KafkaSettings,
+    records: BreachRecords,
+    publish: Publish,
+    outbox: RepairablePostgresOutbox,
 ) -> None:
-    """Twenty are out; the backup knows twelve; since then five of the lost tickets were marked again, amid seven new ones."""
+    """Twenty are out; the backup knows twelve; since then five of the lost tickets were marked again, amid seven new
+    ones.
+    """
     records.add(20)
     publish(kafka_settings)
     before = records.expected()
@@ -173,7 +188,12 @@ def test_events_that_expire_between_diagnosis_and_confirmation_change_nothing(
 
 @pytest.mark.parametrize("how_many", ["all", "one partition"])
 def test_events_that_expire_between_the_two_readings_of_a_repair_change_nothing(
-    *, how_many: str, kafka_settings: KafkaSettings, records: BreachRecords, publish: Publish, outbox: RepairablePostgresOutbox
+    *,
+    how_many: str,
+    kafka_settings: KafkaSettings,
+    records: BreachRecords,
+    publish: Publish,
+    outbox: RepairablePostgresOutbox,
 ) -> None:
     """The first reading saw them all, so the repair looks possible; the second is the one that writes."""
     records.add(20)
@@ -181,7 +201,11 @@ def test_events_that_expire_between_the_two_readings_of_a_repair_change_nothing(
     records.rewind(12)
     confirmed = diagnose(kafka_settings, outbox)
     partition = first_partition_of(kafka_settings, above=12)
-    going = [seq for seq, its in partitions_of(kafka_settings).items() if seq > 12 and (how_many == "all" or its == partition)]
+    going = [
+        seq
+        for seq, its in partitions_of(kafka_settings).items()
+        if seq > 12 and (how_many == "all" or its == partition)
+    ]
     before = records.expected()
     readings: list[int] = []
 
@@ -191,7 +215,9 @@ def test_events_that_expire_between_the_two_readings_of_a_repair_change_nothing(
             expire(kafka_settings, dict.fromkeys(range(3) if how_many == "all" else [partition], -1))
 
     with pytest.raises(FailClosed, match=f"the event with sequence {min(going)} is gone since the first reading"):
-        repair(kafka_settings, outbox, run_id="recover", confirmed=confirmed, on_progress=expire_behind_the_first_reading)
+        repair(
+            kafka_settings, outbox, run_id="recover", confirmed=confirmed, on_progress=expire_behind_the_first_reading
+        )
     assert readings == [20]
     assert (records.expected(), records.positions()) == (before, (12, 12))
 
@@ -208,7 +234,11 @@ def test_events_that_expire_between_the_two_readings_of_a_repair_change_nothing(
     ],
 )
 def test_postgres_takes_back_a_whole_run_of_sequences_only(
-    sequences: list[int], told: str, kafka_settings: KafkaSettings, records: BreachRecords, outbox: RepairablePostgresOutbox
+    sequences: list[int],
+    told: str,
+    kafka_settings: KafkaSettings,
+    records: BreachRecords,
+    outbox: RepairablePostgresOutbox,
 ) -> None:
     records.add(20)
     lost = {record.seq: published_record(record, "") for record in outbox.records_from(13, 6)}
@@ -223,7 +253,9 @@ def test_postgres_takes_back_a_whole_run_of_sequences_only(
     assert records.positions() == (17, 19)
 
 
-def test_a_lost_record_whose_ticket_has_an_older_one_is_not_written_back(records: BreachRecords, outbox: RepairablePostgresOutbox) -> None:
+def test_a_lost_record_whose_ticket_has_an_older_one_is_not_written_back(
+    records: BreachRecords, outbox: RepairablePostgresOutbox
+) -> None:
     records.add(3)
     first = outbox.records_from(1, 1)[0]
     before = records.expected()

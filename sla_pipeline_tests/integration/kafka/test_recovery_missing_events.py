@@ -1,4 +1,6 @@
-"""Events that are gone from the topic though both sides count them as published: found as the auditor finds them, published again once."""
+"""Events that are gone from the topic though both sides count them as published: found as the auditor finds them,
+published again once.
+"""
 
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -69,9 +71,13 @@ def test_the_event_topic_made_anew_between_produce_and_commit(
     outbox: RepairablePostgresOutbox,
     audit: Callable[[], AuditReport],
 ) -> None:
-    """Twenty events are gone, and the transaction commits: Postgres and the progress record agree that they are published."""
+    """Twenty events are gone, and the transaction commits: Postgres and the progress record agree that they are
+    published.
+    """
     records.add(20)
-    totals = publish(kafka_settings, on_step=lambda name: recreate_event_topic(kafka_settings) if name == step else None)
+    totals = publish(
+        kafka_settings, on_step=lambda name: recreate_event_topic(kafka_settings) if name == step else None
+    )
     assert totals == PublishTotals(published=20, transactions=1)
     assert found(audit(), Severity.FAULT) == lost(20)
 
@@ -82,7 +88,9 @@ def test_the_event_topic_made_anew_between_produce_and_commit(
 
     assert diagnose(kafka_settings, outbox).state is State.AGREED
     assert found(audit(), Severity.FAULT) == {}
-    assert {event.headers[REPUBLISHED_HEADER] for event in assert_each_on_the_topic_once(kafka_settings, records)} == {b"recover-1"}
+    assert {event.headers[REPUBLISHED_HEADER] for event in assert_each_on_the_topic_once(kafka_settings, records)} == {
+        b"recover-1"
+    }
     after = progress_of(kafka_settings)
     assert before is not None
     assert after is not None
@@ -152,7 +160,12 @@ def test_a_rewound_database_and_missing_events_are_two_repairs(
     records.rewind(25)
     records.add(2, run_id="after-restore")
     first = repair(kafka_settings, outbox, run_id="recover")
-    assert (first.state, first.common_seq, first.lost_count, first.missing) == (State.DATABASE_REWOUND, 25, 5, (range(1, 21),))
+    assert (first.state, first.common_seq, first.lost_count, first.missing) == (
+        State.DATABASE_REWOUND,
+        25,
+        5,
+        (range(1, 21),),
+    )
     assert repair(kafka_settings, outbox, run_id="recover").state is State.EVENTS_MISSING
     assert publish(kafka_settings) == PublishTotals(published=2, transactions=1)
     assert records.expected()[:30] == before
@@ -172,7 +185,8 @@ def test_what_is_lost_on_both_sides_is_not_guessed(
     assert list(read_events(kafka_settings)) == []
 
 
-# --- retention ------------------------------------------------------------------------------------------------------------------------
+# --- retention
+# ------------------------------------------------------------------------------------------------------------------------
 
 
 def test_events_that_have_expired_are_left_alone(
@@ -192,12 +206,18 @@ def test_events_that_have_expired_are_left_alone(
     assert list(read_events(kafka_settings)) == []
 
 
-def send(settings: KafkaSettings, records: BreachRecords, outbox: RepairablePostgresOutbox, *, without: set[int]) -> None:
-    """Publishes by hand, record by record in turn to partitions 0, 1 and 2, and lets both positions state that all is published."""
+def send(
+    settings: KafkaSettings, records: BreachRecords, outbox: RepairablePostgresOutbox, *, without: set[int]
+) -> None:
+    """Publishes by hand, record by record in turn to partitions 0, 1 and 2, and lets both positions state that all is
+    published.
+    """
     producer = Producer({"bootstrap.servers": settings.bootstrap_servers})
     waiting = outbox.records_from(1, 1_000)
     for record in waiting:
-        headers: dict[str, str | bytes | None] = dict(event_headers(correlation_id=record.correlation_id, outbox_seq=record.seq))
+        headers: dict[str, str | bytes | None] = dict(
+            event_headers(correlation_id=record.correlation_id, outbox_seq=record.seq)
+        )
         if record.seq not in without:
             key = event_key(record.ticket_id)
             producer.produce(settings.topic, record.payload, key, partition=(record.seq - 1) % 3, headers=headers)
@@ -212,7 +232,9 @@ def test_only_what_is_above_the_first_events_kept_is_proven_to_be_missing(
     outbox: RepairablePostgresOutbox,
     audit: Callable[[], AuditReport],
 ) -> None:
-    """Partition 0 had 1, 4, 7, 10 and begins with 7 now: 2, which was never sent, may have stood there before; 11 can not."""
+    """Partition 0 had 1, 4, 7, 10 and begins with 7 now: 2, which was never sent, may have stood there before; 11 can
+    not.
+    """
     records.add(12)
     send(kafka_settings, records, outbox, without={2, 11})
     assert diagnose(kafka_settings, outbox).missing == (range(2, 3), range(11, 12))
@@ -269,7 +291,8 @@ def test_events_published_again_do_not_count_as_the_first_of_their_partition(
     assert diagnose(kafka_settings, outbox).state is State.AGREED
 
 
-# --- interruptions --------------------------------------------------------------------------------------------------------------------
+# --- interruptions
+# --------------------------------------------------------------------------------------------------------------------
 
 
 class Crash(BaseException):
@@ -332,7 +355,9 @@ def test_a_recovery_that_crashes_goes_on_where_it_was(
 def test_a_second_recovery_keeps_the_first_from_going_on(
     kafka_settings: KafkaSettings, twenty_missing: BreachRecords, outbox: RepairablePostgresOutbox
 ) -> None:
-    """As when the lock in Postgres was lost unnoticed: the other one has taken over, and its progress record shows it."""
+    """As when the lock in Postgres was lost unnoticed: the other one has taken over, and its progress record shows
+    it.
+    """
 
     def take_over(done: int, total: int) -> None:
         if (done, total) == (8, 20):
@@ -361,13 +386,19 @@ def test_a_lost_lock_ends_the_recovery(
 def test_a_client_whose_queue_is_smaller_than_a_transaction(
     kafka_settings: KafkaSettings, twenty_missing: BreachRecords, outbox: RepairablePostgresOutbox
 ) -> None:
-    narrow = KafkaSettings(kafka_settings.bootstrap_servers, kafka_settings.topic, {"queue.buffering.max.messages": "2"})
+    narrow = KafkaSettings(
+        kafka_settings.bootstrap_servers, kafka_settings.topic, {"queue.buffering.max.messages": "2"}
+    )
     assert repair(narrow, outbox, run_id="recover").missing_count == 20
     twenty_missing.assert_each_published_once_in_order(kafka_settings)
 
 
 def test_the_lock_is_kept_while_no_event_comes(
-    kafka_settings: KafkaSettings, records: BreachRecords, publish: Publish, owner_url: str, monkeypatch: pytest.MonkeyPatch
+    kafka_settings: KafkaSettings,
+    records: BreachRecords,
+    publish: Publish,
+    owner_url: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A foreign transaction holds the topic back for longer than the server bears the silence of the lock's session."""
     records.add(3)

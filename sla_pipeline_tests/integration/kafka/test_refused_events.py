@@ -1,4 +1,6 @@
-"""Events that the client or the broker does not take: a clear error, a position that does not pass them, nothing lost or doubled."""
+"""Events that the client or the broker does not take: a clear error, a position that does not pass them, nothing lost
+or doubled.
+"""
 
 import time
 from typing import Any
@@ -7,12 +9,16 @@ import pytest
 from confluent_kafka import Producer
 
 from sla_pipeline.cycle import PublishTotals
-from sla_pipeline.errors import KafkaError, KafkaUnavailable
+from sla_pipeline.errors import KafkaSetupError, KafkaUnavailable
 from sla_pipeline.kafka.events import ReceivedEvent, read_events
 from sla_pipeline.kafka.settings import KafkaSettings
 from sla_pipeline_tests.integration.kafka.breach_records import BreachRecords
 from sla_pipeline_tests.integration.kafka.conftest import Publish
-from sla_pipeline_tests.integration.kafka.topic_administration import set_producer_quota, set_topic_config, written_offsets
+from sla_pipeline_tests.integration.kafka.topic_administration import (
+    set_producer_quota,
+    set_topic_config,
+    written_offsets,
+)
 
 
 def seen_by_a_consumer(settings: KafkaSettings) -> list[ReceivedEvent]:
@@ -31,7 +37,10 @@ def test_message_too_large(kafka_settings: KafkaSettings, records: BreachRecords
     records.add(60)
     ticket_id = records.expected()[too_large - 1][1]
     for _ in range(2):
-        with pytest.raises(KafkaError, match=rf"too large .*ticket TCK-{too_large} \(id {ticket_id}, sequence {too_large}, \d+ bytes\)"):
+        with pytest.raises(
+            KafkaSetupError,
+            match=rf"too large .*ticket TCK-{too_large} \(id {ticket_id}, sequence {too_large}, \d+ bytes\)",
+        ):
             publish(kafka_settings)
         assert records.positions() == (0, 121)
         assert seen_by_a_consumer(kafka_settings) == []
@@ -40,12 +49,14 @@ def test_message_too_large(kafka_settings: KafkaSettings, records: BreachRecords
     records.assert_each_published_once_in_order(kafka_settings)
 
 
-def test_message_too_large_for_the_client(kafka_settings: KafkaSettings, records: BreachRecords, publish: Publish) -> None:
+def test_message_too_large_for_the_client(
+    kafka_settings: KafkaSettings, records: BreachRecords, publish: Publish
+) -> None:
     """The client's limit, met when the event is handed over."""
     records.add(3)
     (too_large,) = records.add(1, padding_bytes=1_000_000)
     records.add(3)
-    with pytest.raises(KafkaError, match=rf"while handing events to the client .*ticket TCK-{too_large} "):
+    with pytest.raises(KafkaSetupError, match=rf"while handing events to the client .*ticket TCK-{too_large} "):
         publish(kafka_settings)
     # a slow machine may need several transactions, and the first holds only events before the large one
     published, handed_out = records.positions()
@@ -60,7 +71,7 @@ def test_delivery_fails_for_one(kafka_settings: KafkaSettings, records: BreachRe
     set_topic_config(kafka_settings, kafka_settings.topic, "max.message.bytes", "3000")
     records.add(40)
     records.add(1, padding_bytes=40_000)
-    with pytest.raises(KafkaError, match=r"too large .*MSG_SIZE_TOO_LARGE.*ticket TCK-41 "):
+    with pytest.raises(KafkaSetupError, match=r"too large .*MSG_SIZE_TOO_LARGE.*ticket TCK-41 "):
         publish(kafka_settings)
     assert written_offsets(kafka_settings, kafka_settings.topic) > 0
     assert seen_by_a_consumer(kafka_settings) == []
@@ -72,7 +83,9 @@ def test_delivery_fails_for_one(kafka_settings: KafkaSettings, records: BreachRe
 def test_producer_queue_full(kafka_settings: KafkaSettings, records: BreachRecords, publish: Publish) -> None:
     """More records than the client's queue holds go out in one transaction, in steps that fit it."""
     records.add(250)
-    small = KafkaSettings(kafka_settings.bootstrap_servers, kafka_settings.topic, {"queue.buffering.max.messages": "100"})
+    small = KafkaSettings(
+        kafka_settings.bootstrap_servers, kafka_settings.topic, {"queue.buffering.max.messages": "100"}
+    )
     assert publish(small) == PublishTotals(published=250, transactions=1)
     records.assert_each_published_once_in_order(kafka_settings)
 
@@ -83,7 +96,7 @@ def test_a_record_larger_than_the_whole_queue_is_told_and_not_passed(
     records.add(3)
     records.add(1, padding_bytes=3_000)
     tiny = KafkaSettings(kafka_settings.bootstrap_servers, kafka_settings.topic, {"queue.buffering.max.kbytes": "2"})
-    with pytest.raises(KafkaError, match=r"queue holds fewer events .*queue\.buffering\.max\.kbytes"):
+    with pytest.raises(KafkaSetupError, match=r"queue holds fewer events .*queue\.buffering\.max\.kbytes"):
         publish(tiny)
     assert records.positions() == (3, 4)
     publish(kafka_settings)
@@ -100,7 +113,9 @@ def test_a_refusal_by_time_names_topic_setting_value_and_remedy(
         if step == "fenced":
             set_topic_config(kafka_settings, kafka_settings.topic, "message.timestamp.before.max.ms", "0")
 
-    with pytest.raises(KafkaError, match=rf"topic {kafka_settings.topic} has message\.timestamp\.before\.max\.ms=0; it must be") as raised:
+    with pytest.raises(
+        KafkaSetupError, match=rf"topic {kafka_settings.topic} has message\.timestamp\.before\.max\.ms=0; it must be"
+    ) as raised:
         publish(kafka_settings, on_step=refuse)
     assert "Broker: Invalid timestamp" in repr(raised.value.__cause__)
     assert records.positions() == (0, 30)
@@ -109,7 +124,9 @@ def test_a_refusal_by_time_names_topic_setting_value_and_remedy(
 def test_an_event_of_a_wrong_clock_is_refused_for_good(
     kafka_settings: KafkaSettings, records: BreachRecords, publish: Publish, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The topic is as it must be, the time of an event is not: as if this machine's clock were an hour and more ahead."""
+    """The topic is as it must be, the time of an event is not: as if this machine's clock were an hour and more
+    ahead.
+    """
     produce = Producer.produce
 
     def ahead(producer: Producer, *arguments: Any, **options: Any) -> None:
@@ -118,9 +135,11 @@ def test_an_event_of_a_wrong_clock_is_refused_for_good(
     records.add(30)
     monkeypatch.setattr("sla_pipeline.kafka.clients.Producer", type("Ahead", (Producer,), {"produce": ahead}))
     with pytest.raises(
-        KafkaError,
-        match=rf"refuses the time of an event of topic {kafka_settings.topic} .*INVALID_TIMESTAMP.*until the cause is mended\..*clock says "
-        r"20.* UTC: set its clock or the broker's right, or raise the topic's limits \(.*message\.timestamp\.after\.max\.ms=3600000\)",
+        KafkaSetupError,
+        match=rf"refuses the time of an event of topic {kafka_settings.topic} .*INVALID_TIMESTAMP.*until the cause "
+        rf"is mended\..*clock says "
+        r"20.* UTC: set its clock or the broker's right, or raise the topic's limits "
+        r"\(.*message\.timestamp\.after\.max\.ms=3600000\)",
     ):
         publish(kafka_settings)
     monkeypatch.undo()
@@ -128,12 +147,16 @@ def test_an_event_of_a_wrong_clock_is_refused_for_good(
     records.assert_each_published_once_in_order(kafka_settings)
 
 
-def test_a_quota_that_holds_the_publisher_back_is_named(kafka_settings: KafkaSettings, records: BreachRecords, publish: Publish) -> None:
+def test_a_quota_that_holds_the_publisher_back_is_named(
+    kafka_settings: KafkaSettings, records: BreachRecords, publish: Publish
+) -> None:
     client_id = kafka_settings.topic
     held_back = KafkaSettings(kafka_settings.bootstrap_servers, kafka_settings.topic, {"client.id": client_id})
     set_producer_quota(kafka_settings, client_id, 100)
     records.add(30)
-    with pytest.raises(KafkaUnavailable, match=r"holds this client back by a quota, up to \d+ s a request, .*raise producer_byte_rate"):
+    with pytest.raises(
+        KafkaUnavailable, match=r"holds this client back by a quota, up to \d+ s a request, .*raise producer_byte_rate"
+    ):
         publish(held_back, seconds=4.0)
     set_producer_quota(kafka_settings, client_id, 100_000_000)
     assert publish(held_back).published == 30

@@ -5,7 +5,7 @@ from typing import cast
 import pytest
 
 from sla_pipeline.cycle import PublishTotals
-from sla_pipeline.errors import KafkaError, PublisherBusy
+from sla_pipeline.errors import KafkaSetupError, PublisherBusy
 from sla_pipeline.kafka.deadline import Deadline
 from sla_pipeline.kafka.progress import Progress, ProgressReader, record_digest
 from sla_pipeline.kafka.relay import STEPS, Relay
@@ -24,7 +24,13 @@ def read_progress(settings: KafkaSettings) -> Progress:
 
 def test_a_new_installation_stands_at_sequence_zero(kafka_settings: KafkaSettings) -> None:
     progress = read_progress(kafka_settings)
-    assert (progress.seq, progress.first, progress.count, progress.digest, progress.run) == (0, 1, 0, "", "create_topics")
+    assert (progress.seq, progress.first, progress.count, progress.digest, progress.run) == (
+        0,
+        1,
+        0,
+        "",
+        "create_topics",
+    )
 
 
 def test_each_waiting_record_becomes_one_event_with_its_key_headers_and_payload(
@@ -54,7 +60,13 @@ def test_the_progress_record_tells_what_its_transaction_held(
     with outbox_factory() as outbox:
         (last,) = outbox.records_from(12, 1)
     progress = read_progress(kafka_settings)
-    assert (progress.seq, progress.first, progress.count, progress.digest, progress.run) == (12, 8, 5, record_digest(last), "run-2")
+    assert (progress.seq, progress.first, progress.count, progress.digest, progress.run) == (
+        12,
+        8,
+        5,
+        record_digest(last),
+        "run-2",
+    )
 
 
 def test_leftovers_and_new_records_go_out_in_as_many_transactions_as_they_need(
@@ -73,7 +85,7 @@ def test_with_nothing_waiting_the_topics_are_checked_and_nothing_else_is_done(
     steps: list[str] = []
     assert publish(kafka_settings, on_step=steps.append) == PublishTotals(published=0, transactions=0)
     assert steps == []
-    with pytest.raises(KafkaError, match="topic no-such-topic does not exist"):
+    with pytest.raises(KafkaSetupError, match="topic no-such-topic does not exist"):
         publish(KafkaSettings(kafka_settings.bootstrap_servers, topic="no-such-topic"))
 
 
@@ -115,7 +127,10 @@ def test_the_lock_is_given_back_after_an_error_and_after_a_success(
 ) -> None:
     records.add(1)
     with outbox_factory() as outbox, outbox_factory() as other:
-        with Relay(KafkaSettings(kafka_settings.bootstrap_servers, topic="no-such-topic")) as lost, pytest.raises(KafkaError):
+        with (
+            Relay(KafkaSettings(kafka_settings.bootstrap_servers, topic="no-such-topic")) as lost,
+            pytest.raises(KafkaSetupError),
+        ):
             lost.publish(outbox, run_id="run")
         assert other.try_lock()
         other.unlock()
@@ -148,7 +163,9 @@ def test_an_interruption_at_any_step_passes_and_the_next_call_goes_on(
     assert records.positions() == (20, 20)
 
 
-def test_a_bug_is_not_dressed_as_an_outage(kafka_settings: KafkaSettings, records: BreachRecords, publish: Publish) -> None:
+def test_a_bug_is_not_dressed_as_an_outage(
+    kafka_settings: KafkaSettings, records: BreachRecords, publish: Publish
+) -> None:
     records.add(1)
 
     def broken(step: str) -> None:

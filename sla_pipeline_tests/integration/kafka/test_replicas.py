@@ -1,4 +1,6 @@
-"""Replicas that are not in sync, and a broker that cannot begin a transaction: named with numbers, and whether it passes by itself."""
+"""Replicas that are not in sync, and a broker that cannot begin a transaction: named with numbers, and whether it
+passes by itself.
+"""
 
 import re
 from collections.abc import Iterator
@@ -7,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sla_pipeline.embedded import EmbeddedKafka, embedded_kafka
-from sla_pipeline.errors import KafkaError, KafkaUnavailable
+from sla_pipeline.errors import KafkaSetupError, KafkaUnavailable
 from sla_pipeline.kafka.deadline import Deadline
 from sla_pipeline.kafka.progress import Progress, write_progress
 from sla_pipeline.kafka.settings import KafkaSettings
@@ -44,7 +46,9 @@ def second_broker_of(first: Path, folder: Path) -> dict[str, object]:
 
 @pytest.fixture
 def two_brokers() -> Iterator[tuple[KafkaSettings, EmbeddedKafka]]:
-    """Settings for a cluster of two, and its second broker. The topics need both; the transaction log is on the first alone."""
+    """Settings for a cluster of two, and its second broker. The topics need both; the transaction log is on the first
+    alone.
+    """
     with server_folder() as here, server_folder() as there, embedded_kafka(here) as first:
         # the first transaction makes the transaction log
         create_topics(KafkaSettings(first.bootstrap_servers, "first-transaction"))
@@ -68,7 +72,10 @@ def test_a_broker_that_is_away_is_named_before_the_first_event_and_after_a_failu
     two_brokers: tuple[KafkaSettings, EmbeddedKafka], records: BreachRecords, publish: Publish
 ) -> None:
     settings, second = two_brokers
-    state = r"has 1 of its 2 replicas in sync, and min\.insync\.replicas=2 needs 2; not in sync: brokers 2\. It passes by itself once"
+    state = (
+        r"has 1 of its 2 replicas in sync, and min\.insync\.replicas=2 needs 2; not in sync: brokers 2\. It "
+        r"passes by itself once"
+    )
 
     def lose_second(step: str) -> None:
         if step == "begun":
@@ -96,8 +103,10 @@ def test_a_transaction_log_that_cannot_be_created_is_a_fault_of_the_broker(own_b
     create_topic(settings, settings.topic)
     create_topic(settings, settings.progress_topic, config={"cleanup.policy": "compact"})
     with pytest.raises(
-        KafkaError,
-        match=r"cannot begin a transaction: its topic __transaction_state does not exist and cannot be created, because "
-        r"transaction\.state\.log\.replication\.factor=3 and the number of brokers is 1\. Start more brokers, or set .*factor=1 on them",
+        KafkaSetupError,
+        match=r"cannot begin a transaction: its topic __transaction_state does not exist and cannot be created, "
+        r"because "
+        r"transaction\.state\.log\.replication\.factor=3 and the number of brokers is 1\. Start more brokers, or set "
+        r".*factor=1 on them",
     ):
         write_progress(settings, Deadline(2.0), lambda: Progress.standing_at(0, "", "test"))

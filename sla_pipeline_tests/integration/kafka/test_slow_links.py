@@ -1,4 +1,6 @@
-"""A link that carries little, or a broker that answers late: each cycle publishes what it can, in its time, and the backlog ends."""
+"""A link that carries little, or a broker that answers late: each cycle publishes what it can, in its time, and the
+backlog ends.
+"""
 
 import os
 import time
@@ -17,14 +19,21 @@ from sla_pipeline_tests.tickets import NOW
 
 # the whole: 10,000 records at each speed, as long as it takes; the usual test takes a part of them at one speed
 WHOLE = os.environ.get("SLA_TEST_SLOW_LINKS") == "1"
-SPEEDS = [(400_000, 10_000, 20.0), (150_000, 10_000, 20.0), (30_000, 10_000, 20.0)] if WHOLE else [(150_000, 2_500, 6.0)]
+SPEEDS = (
+    [(400_000, 10_000, 20.0), (150_000, 10_000, 20.0), (30_000, 10_000, 20.0)] if WHOLE else [(150_000, 2_500, 6.0)]
+)
 
 pytestmark = pytest.mark.timeout(1_800 if WHOLE else 300)
 
 
 @pytest.mark.parametrize(("bytes_per_second", "count", "seconds"), SPEEDS)
 def test_every_cycle_publishes_what_the_link_carries_until_the_backlog_is_gone(
-    bytes_per_second: int, count: int, seconds: float, own_broker: BrokerFactory, records: BreachRecords, publish: Publish
+    bytes_per_second: int,
+    count: int,
+    seconds: float,
+    own_broker: BrokerFactory,
+    records: BreachRecords,
+    publish: Publish,
 ) -> None:
     records.add(count)
     cycles: list[tuple[int, float]] = []
@@ -77,7 +86,8 @@ def test_a_cycle_with_a_broker_that_answers_each_call_late_ends_within_thirty_se
             report = run_cycle(database, relay, clock=SimulatedClock(NOW))
             assert time.monotonic() - began < 30, delay_seconds
             relay.close()
-            print(f"\nanswers {delay_seconds} s late: published {report.published}, {report.publish_ms:.0f} ms, {report.errors}")  # noqa: T201
+            figures = f"published {report.published}, {report.publish_ms:.0f} ms, {report.errors}"
+            print(f"\nanswers {delay_seconds} s late: {figures}")  # noqa: T201
         link.answer_delay_seconds = 0
         run_cycle(database, relay, clock=SimulatedClock(NOW)).raise_if_failed()
         records.assert_each_published_once_in_order(settings)

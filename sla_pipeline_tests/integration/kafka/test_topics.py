@@ -7,14 +7,19 @@ import pytest
 from confluent_kafka.admin import AdminClient
 
 from sla_pipeline.cycle import PublishTotals
-from sla_pipeline.errors import KafkaError
+from sla_pipeline.errors import KafkaSetupError
 from sla_pipeline.kafka.clients import ClientReports, open_admin
 from sla_pipeline.kafka.deadline import Deadline
 from sla_pipeline.kafka.settings import KafkaSettings
 from sla_pipeline.kafka.topics import EventTopic, TopicChecker, check_topics, create_topics
 from sla_pipeline_tests.integration.kafka.breach_records import BreachRecords
 from sla_pipeline_tests.integration.kafka.conftest import Publish
-from sla_pipeline_tests.integration.kafka.topic_administration import create_topic, delete_topic, set_topic_config, written_offsets
+from sla_pipeline_tests.integration.kafka.topic_administration import (
+    create_topic,
+    delete_topic,
+    set_topic_config,
+    written_offsets,
+)
 from sla_pipeline_tests.integration.kafka.waiting import wait_until
 
 
@@ -59,7 +64,9 @@ def test_the_check_tells_the_event_topic_as_it_is(kafka_settings: KafkaSettings)
     )
 
 
-def test_further_checks_use_the_connection_of_the_first(kafka_settings: KafkaSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_further_checks_use_the_connection_of_the_first(
+    kafka_settings: KafkaSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
     opened = []
 
     def counted(settings: KafkaSettings, reports: ClientReports) -> AdminClient:
@@ -80,7 +87,7 @@ def test_topic_missing(which: str, kafka_settings: KafkaSettings, records: Breac
     delete_topic(kafka_settings, missing)
     told: list[str] = []
     began = time.monotonic()
-    with pytest.raises(KafkaError, match=f"topic {missing} does not exist on Kafka at .*`sla-pipeline migrate`"):
+    with pytest.raises(KafkaSetupError, match=f"topic {missing} does not exist on Kafka at .*`sla-pipeline migrate`"):
         publish(kafka_settings, on_step=told.append)
     assert time.monotonic() - began < 5
     assert told == []
@@ -88,10 +95,14 @@ def test_topic_missing(which: str, kafka_settings: KafkaSettings, records: Breac
 
 
 @pytest.mark.parametrize("value", ["delete", "compact,delete"])
-def test_progress_topic_misconfigured(value: str, kafka_settings: KafkaSettings, records: BreachRecords, publish: Publish) -> None:
+def test_progress_topic_misconfigured(
+    value: str, kafka_settings: KafkaSettings, records: BreachRecords, publish: Publish
+) -> None:
     records.add(1)
     set_topic_config(kafka_settings, kafka_settings.progress_topic, "cleanup.policy", value)
-    with pytest.raises(KafkaError, match=f"topic {kafka_settings.progress_topic} has cleanup.policy=.*must be compact") as raised:
+    with pytest.raises(
+        KafkaSetupError, match=f"topic {kafka_settings.progress_topic} has cleanup.policy=.*must be compact"
+    ) as raised:
         publish(kafka_settings)
     assert written_offsets(kafka_settings, kafka_settings.topic) == 0
     follow_remedy(kafka_settings, raised.value)
@@ -102,11 +113,11 @@ def test_progress_topic_with_several_partitions_is_refused(kafka_bootstrap: str,
     settings = KafkaSettings(kafka_bootstrap, f"{kafka_settings.topic}.wide")
     create_topic(settings, settings.topic)
     create_topic(settings, settings.progress_topic, partitions=2, config={"cleanup.policy": "compact"})
-    with pytest.raises(KafkaError, match=f"topic {settings.progress_topic} has 2 partitions; it must have 1"):
+    with pytest.raises(KafkaSetupError, match=f"topic {settings.progress_topic} has 2 partitions; it must have 1"):
         check_topics(settings)
 
 
-def follow_remedy(settings: KafkaSettings, error: KafkaError) -> None:
+def follow_remedy(settings: KafkaSettings, error: KafkaSetupError) -> None:
     """Does what the message says to run."""
     remedy = re.search(r"Run kafka-configs\.sh --alter --topic (\S+) --add-config ([^ =]+)=(\S+)", str(error))
     assert remedy, error
@@ -118,17 +129,27 @@ def follow_remedy(settings: KafkaSettings, error: KafkaError) -> None:
     ("name", "value", "complaint"),
     [
         ("max.message.bytes", "100", "an event needs up to 2048"),
-        ("message.timestamp.before.max.ms", "0", "it must be at least 30000, or the broker refuses events by their time"),
+        (
+            "message.timestamp.before.max.ms",
+            "0",
+            "it must be at least 30000, or the broker refuses events by their time",
+        ),
         ("message.timestamp.after.max.ms", "0", "it must be at least 1000, or the broker refuses events by their time"),
     ],
 )
 def test_a_topic_that_refuses_events_is_found_before_the_first_event_and_mended_by_the_remedy(
-    name: str, value: str, complaint: str, which: str, kafka_settings: KafkaSettings, records: BreachRecords, publish: Publish
+    name: str,
+    value: str,
+    complaint: str,
+    which: str,
+    kafka_settings: KafkaSettings,
+    records: BreachRecords,
+    publish: Publish,
 ) -> None:
     """Nothing waits to be published: an idle cycle finds it."""
     topic = getattr(kafka_settings, which)
     set_topic_config(kafka_settings, topic, name, value)
-    with pytest.raises(KafkaError, match=f"topic {topic} has {name}={value}; {complaint}") as raised:
+    with pytest.raises(KafkaSetupError, match=f"topic {topic} has {name}={value}; {complaint}") as raised:
         publish(kafka_settings)
     follow_remedy(kafka_settings, raised.value)
     records.add(3)
@@ -137,14 +158,17 @@ def test_a_topic_that_refuses_events_is_found_before_the_first_event_and_mended_
 
 def test_an_event_topic_that_would_lose_events_is_mended_by_the_remedy(kafka_settings: KafkaSettings) -> None:
     set_topic_config(kafka_settings, kafka_settings.topic, "cleanup.policy", "compact")
-    with pytest.raises(KafkaError, match=f"topic {kafka_settings.topic} has cleanup.policy=compact; .*drops events") as raised:
+    with pytest.raises(
+        KafkaSetupError, match=f"topic {kafka_settings.topic} has cleanup.policy=compact; .*drops events"
+    ) as raised:
         check_topics(kafka_settings)
     follow_remedy(kafka_settings, raised.value)
     check_topics(kafka_settings)
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("compression.type", "zstd"), ("message.timestamp.type", "LogAppendTime"), ("min.insync.replicas", "2")]
+    ("name", "value"),
+    [("compression.type", "zstd"), ("message.timestamp.type", "LogAppendTime"), ("min.insync.replicas", "2")],
 )
 def test_settings_that_refuse_nothing(
     name: str, value: str, kafka_settings: KafkaSettings, records: BreachRecords, publish: Publish
@@ -159,6 +183,8 @@ def test_settings_that_refuse_nothing(
 
 def test_more_replicas_than_brokers_are_told(kafka_bootstrap: str, kafka_settings: KafkaSettings) -> None:
     settings = KafkaSettings(kafka_bootstrap, f"{kafka_settings.topic}.replicated")
-    with pytest.raises(KafkaError, match=r"INVALID_REPLICATION_FACTOR.*`sla-pipeline migrate --replication-factor` with at most"):
+    with pytest.raises(
+        KafkaSetupError, match=r"INVALID_REPLICATION_FACTOR.*`sla-pipeline migrate --replication-factor` with at most"
+    ):
         create_topics(settings, replication_factor=3)
     create_topics(settings, replication_factor=1)

@@ -1,6 +1,7 @@
 """What an operator, or an accident, does to topics: settings changed, topics deleted and made anew.
 
-What belongs here: such acts on the test's own topics. What does not: how the product creates them (``kafka/topics.py``).
+What belongs here: such acts on the test's own topics. What does not: how the product creates them
+(``kafka/topics.py``).
 """
 
 import subprocess
@@ -30,11 +31,15 @@ def _admin(settings: KafkaSettings) -> AdminClient:
 
 
 def set_topic_config(settings: KafkaSettings, topic: str, name: str, value: str) -> None:
-    """Changes one setting of a topic and waits until the broker tells it: the controller answers before the broker has heard of it."""
+    """Changes one setting of a topic and waits until the broker tells it: the controller answers before the broker has
+    heard of it.
+    """
     entry = ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
     # kept in a variable: a client that is let go forgets what it was asked
     admin = _admin(settings)
-    for future in admin.incremental_alter_configs([ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])]).values():
+    for future in admin.incremental_alter_configs(
+        [ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])]
+    ).values():
         future.result()
 
     def told() -> bool:
@@ -56,7 +61,13 @@ def set_producer_quota(settings: KafkaSettings, client_id: str, bytes_per_second
             "--add-config",
             f"producer_byte_rate={bytes_per_second}",
         ]
-        command = [*java_command(Path(folder)), "kafka.admin.ConfigCommand", "--bootstrap-server", settings.bootstrap_servers, *change]
+        command = [
+            *java_command(Path(folder)),
+            "kafka.admin.ConfigCommand",
+            "--bootstrap-server",
+            settings.bootstrap_servers,
+            *change,
+        ]
         subprocess.run(command, check=True, capture_output=True, env=java_environment())
 
 
@@ -68,10 +79,14 @@ def delete_topic(settings: KafkaSettings, topic: str) -> None:
     wait_until(lambda: topic not in admin.list_topics(timeout=10).topics, what=f"topic {topic} to go")
 
 
-def create_topic(settings: KafkaSettings, topic: str, *, partitions: int = 1, config: dict[str, str] | None = None) -> None:
+def create_topic(
+    settings: KafkaSettings, topic: str, *, partitions: int = 1, config: dict[str, str] | None = None
+) -> None:
     """Creates a topic by hand and waits until it can be used."""
     admin = _admin(settings)
-    for future in admin.create_topics([NewTopic(topic, partitions, 1, config=config or {})], operation_timeout=20).values():
+    for future in admin.create_topics(
+        [NewTopic(topic, partitions, 1, config=config or {})], operation_timeout=20
+    ).values():
         future.result()
 
     def usable() -> bool:

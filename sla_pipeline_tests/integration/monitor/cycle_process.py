@@ -1,7 +1,9 @@
-"""A pod in a process of its own: ``python -m ... '{"postgres_url": ..., "kafka": ..., ...}'`` runs one cycle when it is told to.
+"""A pod in a process of its own: ``python -m ... '{"postgres_url": ..., "kafka": ..., ...}'`` runs one cycle when it is
+told to.
 
-What belongs here: the process and how a test starts it. What does not: what must be true afterwards. It prints ``ready`` once it has its
-imports, waits for a line on standard input, and prints the cycle's report. Asked to, it meets SIGKILL at a chosen step.
+What belongs here: the process and how a test starts it. What does not: what must be true afterwards. It prints
+``ready`` once it has its imports, waits for a line on standard input, and prints the cycle's report. Asked to, it meets
+SIGKILL at a chosen step.
 """
 
 import json
@@ -47,7 +49,10 @@ class Pod:
             "dies_at_nth": dies_at_nth,
         }
         self._process = subprocess.Popen(
-            [sys.executable, "-m", __name__, json.dumps(request)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-m", __name__, json.dumps(request)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
 
     def __enter__(self) -> "Pod":

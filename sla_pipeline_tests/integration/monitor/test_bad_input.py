@@ -1,4 +1,6 @@
-"""Wrong settings and wrong databases: each is refused in words that name it and the remedy, show no secret, and touch nothing."""
+"""Wrong settings and wrong databases: each is refused in words that name it and the remedy, show no secret, and touch
+nothing.
+"""
 
 from typing import Any
 from urllib.parse import urlsplit
@@ -7,7 +9,7 @@ import psycopg
 import pytest
 
 from sla_pipeline.embedded.ports import free_ports
-from sla_pipeline.errors import ConfigurationError, DatabaseError, DatabaseUnavailable
+from sla_pipeline.errors import ConfigurationError, PostgresSetupError, PostgresUnavailable
 from sla_pipeline.kafka.relay import Relay
 from sla_pipeline.kafka.settings import KafkaSettings
 from sla_pipeline.monitor.runner import run_cycle
@@ -24,7 +26,7 @@ _SECRET = "s3cr3t-of-the-worker"  # noqa: S105 - of nobody
 def _refusal(database_url: str, relay: Relay) -> str:
     """What a cycle on ``database_url`` says when it refuses."""
     database = Database(PostgresSettings(database_url))
-    with pytest.raises(DatabaseError) as raised:
+    with pytest.raises(PostgresSetupError) as raised:
         run_cycle(database, relay)
     database.close()
     return str(raised.value)
@@ -37,7 +39,8 @@ def test_missing_postgres_variable(url: str | None, monkeypatch: pytest.MonkeyPa
         monkeypatch.setenv("SLA_POSTGRES_URL", url)
     with pytest.raises(
         ConfigurationError,
-        match=r"^SLA_POSTGRES_URL is not set; set it to postgresql://USER:PASSWORD@HOST:PORT/DATABASE, the worker's login$",
+        match=r"^SLA_POSTGRES_URL is not set; set it to postgresql://USER:PASSWORD@HOST:PORT/DATABASE, the worker's "
+        r"login$",
     ):
         PostgresSettings.from_environment()
 
@@ -55,7 +58,9 @@ def test_missing_postgres_variable(url: str | None, monkeypatch: pytest.MonkeyPa
 )
 def test_malformed_postgres_variable(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLA_POSTGRES_URL", url)
-    with pytest.raises(ConfigurationError, match=r"^SLA_POSTGRES_URL .*write postgresql://USER:PASSWORD@HOST:PORT/DATABASE") as raised:
+    with pytest.raises(
+        ConfigurationError, match=r"^SLA_POSTGRES_URL .*write postgresql://USER:PASSWORD@HOST:PORT/DATABASE"
+    ) as raised:
         PostgresSettings.from_environment()
     assert _SECRET not in str(raised.value)
     assert raised.value.__cause__ is None
@@ -78,12 +83,16 @@ def test_single_runner_variable(given: str | None, single: bool, monkeypatch: py
 @pytest.mark.parametrize("given", ["yes", "true", "2"])
 def test_malformed_single_runner_variable(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLA_SINGLE_RUNNER", given)
-    with pytest.raises(ConfigurationError, match=rf"^SLA_SINGLE_RUNNER is '{given}'; set it to 1 for one runner at a time, or to 0$"):
+    with pytest.raises(
+        ConfigurationError, match=rf"^SLA_SINGLE_RUNNER is '{given}'; set it to 1 for one runner at a time, or to 0$"
+    ):
         single_runner_from_environment()
 
 
 def test_missing_kafka_variable() -> None:
-    with pytest.raises(ConfigurationError, match=r"^SLA_KAFKA_BOOTSTRAP_SERVERS is not set; set it to Kafka's addresses, such as "):
+    with pytest.raises(
+        ConfigurationError, match=r"^SLA_KAFKA_BOOTSTRAP_SERVERS is not set; set it to Kafka's addresses, such as "
+    ):
         KafkaSettings.from_environment({"SLA_KAFKA_BOOTSTRAP_SERVERS": " "})
 
 
@@ -95,7 +104,11 @@ def test_missing_kafka_variable() -> None:
         ("SLA_KAFKA_CLIENT_CONFIG", f'{{"sasl.password": "{_SECRET}"', r"is not JSON \(line 1, column"),
         ("SLA_KAFKA_CLIENT_CONFIG", f'["{_SECRET}"]', "is a JSON list, not an object"),
         ("SLA_KAFKA_CLIENT_CONFIG", f'{{"sasl.password": ["{_SECRET}"]}}', "the value of 'sasl.password' is a list"),
-        ("SLA_KAFKA_CLIENT_CONFIG", f'{{"transactional.id": "{_SECRET}"}}', "set transactional.id: exactly-once publishing rests on"),
+        (
+            "SLA_KAFKA_CLIENT_CONFIG",
+            f'{{"transactional.id": "{_SECRET}"}}',
+            "set transactional.id: exactly-once publishing rests on",
+        ),
     ],
 )
 def test_malformed_kafka_variable(variable: str, value: str, words: str) -> None:
@@ -108,7 +121,7 @@ def test_malformed_kafka_variable(variable: str, value: str, words: str) -> None
 def test_unreachable_server(relay: Relay) -> None:
     (port,) = free_ports(1)
     database = Database(PostgresSettings(f"postgresql://worker:{_SECRET}@127.0.0.1:{port}/support"))
-    with pytest.raises(DatabaseUnavailable) as raised:
+    with pytest.raises(PostgresUnavailable) as raised:
         run_cycle(database, relay)
     assert f"no connection to database 'support' at 127.0.0.1:{port} as user 'worker': " in str(raised.value)
     assert str(raised.value).endswith("check the server, the network and SLA_POSTGRES_URL")
@@ -117,7 +130,9 @@ def test_unreachable_server(relay: Relay) -> None:
 
 def test_unknown_host(relay: Relay) -> None:
     database = Database(PostgresSettings(f"postgresql://worker:{_SECRET}@nowhere.invalid/support"))
-    with pytest.raises(DatabaseUnavailable, match=r"no connection to database 'support' at nowhere\.invalid:5432 as user 'worker': "):
+    with pytest.raises(
+        PostgresUnavailable, match=r"no connection to database 'support' at nowhere\.invalid:5432 as user 'worker': "
+    ):
         run_cycle(database, relay)
 
 
@@ -146,14 +161,19 @@ def test_database_not_migrated(postgres_server_url: str, relay: Relay) -> None:
     ("revision", "words"),
     [
         ("sla_0000", "is at revision sla_0000, this version needs sla_0004; run `sla-pipeline migrate`"),
-        ("sla_9999", "is at revision sla_9999, newer than sla_0004 that this version knows; deploy the newer sla-pipeline"),
+        (
+            "sla_9999",
+            "is at revision sla_9999, newer than sla_0004 that this version knows; deploy the newer sla-pipeline",
+        ),
     ],
 )
 def test_migrated_not_far_enough_or_too_far(revision: str, words: str, support: Support, cycle: Cycle) -> None:
     make_ticket(support, **FIRST_RESPONSE_OVERDUE)
     before = row_versions(support)
-    support.execute("update support.ticket_sla_schema_version set version_num = %s where version_num like 'sla%%'", (revision,))
-    with pytest.raises(DatabaseError) as raised:
+    support.execute(
+        "update support.ticket_sla_schema_version set version_num = %s where version_num like 'sla%%'", (revision,)
+    )
+    with pytest.raises(PostgresSetupError) as raised:
         cycle()
     assert str(raised.value).endswith(words)
     assert row_versions(support) == before

@@ -1,4 +1,6 @@
-"""The journal and the table of rows set aside are bookkeeping: where they cannot be used, tickets are marked and published all the same."""
+"""The journal and the table of rows set aside are bookkeeping: where they cannot be used, tickets are marked and
+published all the same.
+"""
 
 from typing import Any
 
@@ -22,7 +24,10 @@ def test_a_journal_that_cannot_be_written(right: str, support: Support, cycle: C
     assert [event.ticket_id for event in events()] == tickets
     assert report.errors
     assert all(
-        error.startswith("bookkeeping in support.ticket_sla_cycles failed: permission denied for table ticket_sla_cycles in database ")
+        error.startswith(
+            "bookkeeping in support.ticket_sla_cycles failed: permission denied for table ticket_sla_cycles in "
+            "database "
+        )
         for error in report.errors
     )
     with pytest.raises(Exception, match=r"`grant select, insert, update on support\.ticket_sla_cycles to sla_worker`"):
@@ -31,7 +36,9 @@ def test_a_journal_that_cannot_be_written(right: str, support: Support, cycle: C
     assert cycle().errors == []
 
 
-@pytest.mark.parametrize("fault", ["revoke {} on support.ticket_sla_set_aside from sla_worker", "drop table support.ticket_sla_set_aside"])
+@pytest.mark.parametrize(
+    "fault", ["revoke {} on support.ticket_sla_set_aside from sla_worker", "drop table support.ticket_sla_set_aside"]
+)
 @pytest.mark.parametrize("right", ["insert", "update", "select", "delete", "insert, update, select, delete"])
 def test_rows_that_cannot_be_set_aside(fault: str, right: str, support: Support, cycle: Cycle, events: Events) -> None:
     bad = make_ticket(support, **FIRST_RESPONSE_OVERDUE | {"first_response_due_at": NOW - HOUR}, queue_id=None)
@@ -41,8 +48,12 @@ def test_rows_that_cannot_be_set_aside(fault: str, right: str, support: Support,
     assert (report.processed, report.published, report.backlog, report.fault) == (20, 20, 1, None)
     assert breached_ids(support) == set(good)
     assert [event.ticket_id for event in events()] == good
-    assert any(error.startswith(f"ticket TCK-{bad} ({bad}) set aside: the event cannot be built: ") for error in report.errors)
-    (note,) = {error for error in report.errors if error.startswith("bookkeeping in support.ticket_sla_set_aside failed: ")}
+    assert any(
+        error.startswith(f"ticket TCK-{bad} ({bad}) set aside: the event cannot be built: ") for error in report.errors
+    )
+    (note,) = {
+        error for error in report.errors if error.startswith("bookkeeping in support.ticket_sla_set_aside failed: ")
+    }
     assert support.execute("select state from support.ticket_sla_cycles").fetchall() == [("failed",)]
     if fault.startswith("revoke"):
         support.execute(note.split("`")[-2])

@@ -7,14 +7,23 @@ import psycopg
 import pytest
 
 from sla_pipeline.cycle import Claim, CycleInput, SimulatedClock
-from sla_pipeline.errors import DatabaseBusy, UnexpectedFault
+from sla_pipeline.errors import PostgresBusy, UnexpectedFault
 from sla_pipeline.kafka.relay import Relay
 from sla_pipeline.monitor import batches, steps
 from sla_pipeline.monitor.steps import Database
 from sla_pipeline.postgres import session, tickets
 from sla_pipeline.postgres.migrate import upgrade
 from sla_pipeline_tests.integration.conftest import Cycle, Events
-from sla_pipeline_tests.tickets import FIRST_RESPONSE_OVERDUE, HOUR, MINUTE, NOW, before_update, breached_ids, make_ticket, make_tickets
+from sla_pipeline_tests.tickets import (
+    FIRST_RESPONSE_OVERDUE,
+    HOUR,
+    MINUTE,
+    NOW,
+    before_update,
+    breached_ids,
+    make_ticket,
+    make_tickets,
+)
 
 Support = psycopg.Connection[Any]
 # put together, since a traceback shows the source
@@ -38,7 +47,9 @@ def waiting(support: Support, database: Database, clock: Any) -> str:
 def test_ten_thousand_updates_that_run_into_the_time_out(
     support: Support, waiting: str, cycle: Cycle, events: Events, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every update takes longer than a statement may: marking gives up in its share, the event of yesterday is published."""
+    """Every update takes longer than a statement may: marking gives up in its share, the event of yesterday is
+    published.
+    """
     monkeypatch.setattr(batches, "_STATEMENT_MS", 400)
     monkeypatch.setattr(batches, "_MARK_SECONDS", 1.5)
     make_tickets(support, 10_000, **FIRST_RESPONSE_OVERDUE)
@@ -54,16 +65,24 @@ def test_ten_thousand_updates_that_run_into_the_time_out(
     assert left.startswith(f"{10_000 - report.error_count + 1} claimed tickets, the first of them ")
     assert "canceling statement due to statement timeout (57014)" in left
     assert support.execute(
-        "select state, processed_count, published_count, backlog_count from support.ticket_sla_cycles order by id desc limit 1"
+        "select state, processed_count, published_count, backlog_count from support.ticket_sla_cycles order by id "
+        "desc limit 1"
     ).fetchone() == ("failed", 0, 1, 10_000)
     with pytest.raises(Exception, match="are left to the next cycle"):
         report.raise_if_failed()
 
 
 def test_a_lock_on_the_rows_of_one_queue(
-    support: Support, operator: Support, cycle: Cycle, clock: SimulatedClock, events: Events, monkeypatch: pytest.MonkeyPatch
+    support: Support,
+    operator: Support,
+    cycle: Cycle,
+    clock: SimulatedClock,
+    events: Events,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A trigger counts open breaches in the queue's row, which another session holds: the other queue's tickets go out in this cycle."""
+    """A trigger counts open breaches in the queue's row, which another session holds: the other queue's tickets go out
+    in this cycle.
+    """
     monkeypatch.setattr(batches, "_BATCH_LOCK_MS", 300)
     monkeypatch.setattr(batches, "_MARK_SECONDS", 4.0)
     support.execute("create table support.queues (id uuid primary key, breached integer not null default 0)")
@@ -104,11 +123,13 @@ def test_a_claim_that_fails_does_not_hold_back_what_waits(
         "selecting overdue tickets",
         "counting the backlog",
     ]
-    with pytest.raises(DatabaseBusy, match="lock timeout"):
+    with pytest.raises(PostgresBusy, match="lock timeout"):
         report.raise_if_failed()
 
 
-def test_a_missing_relay_row_is_named_and_migrate_restores_it(support: Support, owner_url: str, cycle: Cycle, events: Events) -> None:
+def test_a_missing_relay_row_is_named_and_migrate_restores_it(
+    support: Support, owner_url: str, cycle: Cycle, events: Events
+) -> None:
     tickets = make_tickets(support, 20, **FIRST_RESPONSE_OVERDUE)
     cycle(CycleInput(batch_size=5, max_batches_per_cycle=2))
     support.execute("delete from support.ticket_sla_relay")
@@ -124,7 +145,12 @@ def test_a_missing_relay_row_is_named_and_migrate_restores_it(support: Support, 
 
 @pytest.mark.parametrize("step", ["claim", "mark", "publish", "close"])
 def test_an_unforeseen_error_in_any_step_ends_in_a_closed_journal_row(
-    step: str, support: Support, waiting: str, cycle: Cycle, monkeypatch: pytest.MonkeyPatch, logged: list[logging.LogRecord]
+    step: str,
+    support: Support,
+    waiting: str,
+    cycle: Cycle,
+    monkeypatch: pytest.MonkeyPatch,
+    logged: list[logging.LogRecord],
 ) -> None:
     make_tickets(support, 3, **FIRST_RESPONSE_OVERDUE)
 
@@ -146,7 +172,9 @@ def test_an_unforeseen_error_in_any_step_ends_in_a_closed_journal_row(
     assert report.processed == (0 if step in ("claim", "mark") else 3)
     assert report.published == {"claim": 1, "mark": 1, "publish": 0, "close": 4}[step]
     assert report.backlog == {"claim": 3, "mark": 3, "publish": 0, "close": None}[step]
-    assert support.execute("select state, error_count from support.ticket_sla_cycles order by id desc limit 1").fetchone() == ("failed", 1)
+    assert support.execute(
+        "select state, error_count from support.ticket_sla_cycles order by id desc limit 1"
+    ).fetchone() == ("failed", 1)
     if step in ("claim", "mark"):
         with pytest.raises(UnexpectedFault):
             report.raise_if_failed()

@@ -6,7 +6,7 @@ import psycopg
 import pytest
 
 from sla_pipeline.cycle import CycleInput
-from sla_pipeline.errors import DatabaseBusy, DatabaseUnavailable
+from sla_pipeline.errors import PostgresBusy, PostgresUnavailable
 from sla_pipeline.postgres import session
 from sla_pipeline_tests.integration.conftest import Cycle, Events
 from sla_pipeline_tests.tickets import FIRST_RESPONSE_OVERDUE, breached_ids, make_tickets
@@ -14,7 +14,9 @@ from sla_pipeline_tests.tickets import FIRST_RESPONSE_OVERDUE, breached_ids, mak
 Support = psycopg.Connection[Any]
 
 
-def test_a_batch_that_waits_too_long_is_tried_again_in_pieces(support: Support, operator: Support, cycle: Cycle, events: Events) -> None:
+def test_a_batch_that_waits_too_long_is_tried_again_in_pieces(
+    support: Support, operator: Support, cycle: Cycle, events: Events
+) -> None:
     tickets = make_tickets(support, 20, **FIRST_RESPONSE_OVERDUE)
     steps: list[str] = []
 
@@ -36,7 +38,9 @@ def test_a_batch_that_waits_too_long_is_tried_again_in_pieces(support: Support, 
 def test_a_position_that_cannot_be_noted_ends_the_publishing_not_the_cycle(
     support: Support, operator: Support, cycle: Cycle, events: Events
 ) -> None:
-    """The events are out and Postgres does not know it yet: the cycle fails at its end, the next one publishes none of them again."""
+    """The events are out and Postgres does not know it yet: the cycle fails at its end, the next one publishes none of
+    them again.
+    """
     tickets = make_tickets(support, 10, **FIRST_RESPONSE_OVERDUE)
 
     def relay_row_is_held(step: str) -> None:
@@ -47,13 +51,17 @@ def test_a_position_that_cannot_be_noted_ends_the_publishing_not_the_cycle(
     operator.rollback()
     assert (report.processed, report.published, report.backlog) == (10, 10, 0)
     assert len(report.errors) == 1
-    assert report.errors[0].startswith("publishing failed: canceling statement due to lock timeout (55P03) in database ")
-    assert support.execute("select state, published_count from support.ticket_sla_cycles").fetchall() == [("failed", 10)]
-    assert support.execute("select published_seq, next_seq from support.ticket_sla_relay").fetchall() == [(0, 10)]
+    assert report.errors[0].startswith(
+        "publishing failed: canceling statement due to lock timeout (55P03) in database "
+    )
+    assert support.execute("select state, published_count from support.ticket_sla_cycles").fetchall() == [
+        ("failed", 10)
+    ]
+    assert support.execute("select published_seq, last_seq from support.ticket_sla_relay").fetchall() == [(0, 10)]
 
     following = cycle()
     assert (following.published, following.errors) == (0, [])
-    assert support.execute("select published_seq, next_seq from support.ticket_sla_relay").fetchall() == [(10, 10)]
+    assert support.execute("select published_seq, last_seq from support.ticket_sla_relay").fetchall() == [(10, 10)]
     assert [event.ticket_id for event in events()] == tickets
 
 
@@ -63,7 +71,8 @@ def test_a_claim_that_waits_too_long_ends_the_cycle_in_our_words(
     monkeypatch.setitem(session._BOUNDS, "lock_timeout", 300)
     operator.execute("lock table support.tickets in access exclusive mode")
     with pytest.raises(
-        DatabaseBusy, match=r"lock timeout \(55P03\) in database .*; the next cycle tries again\. If it comes often, look for"
+        PostgresBusy,
+        match=r"lock timeout \(55P03\) in database .*; the next cycle tries again\. If it comes often, look for",
     ):
         cycle().raise_if_failed()
     operator.rollback()
@@ -79,15 +88,17 @@ def test_a_session_that_the_server_ends_ends_the_cycle(support: Support, cycle: 
         steps.append(step)
         if step == "batch_locked" and steps.count(step) == 2:
             support.execute(
-                "select pg_terminate_backend(pid) from pg_stat_activity"
-                " where datname = current_database() and application_name = 'ticket-sla-monitor cycle'"
+                "select pg_terminate_backend(pid) from pg_stat_activity where datname = current_database() and "
+                "application_name = 'ticket-sla-monitor cycle'"
             )
 
     report = cycle(CycleInput(batch_size=10), on_step=session_is_ended)
-    with pytest.raises(DatabaseUnavailable, match="terminating connection due to administrator command"):
+    with pytest.raises(PostgresUnavailable, match="terminating connection due to administrator command"):
         report.raise_if_failed()
     assert (report.processed, report.published, report.backlog) == (10, 10, 20)
     assert breached_ids(support) == set(tickets[:10])
-    assert support.execute("select state, processed_count from support.ticket_sla_cycles").fetchall() == [("failed", 10)]
+    assert support.execute("select state, processed_count from support.ticket_sla_cycles").fetchall() == [
+        ("failed", 10)
+    ]
     assert cycle().processed == 20
     assert [event.ticket_id for event in events()] == tickets

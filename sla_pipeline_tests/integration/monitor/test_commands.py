@@ -1,4 +1,6 @@
-"""``sla-pipeline preview`` and ``cycle``: what on-call reads in a terminal, and what a program reads, of tickets that others wrote."""
+"""``sla-pipeline preview`` and ``cycle``: what on-call reads in a terminal, and what a program reads, of tickets that
+others wrote.
+"""
 
 import json
 import sys
@@ -38,7 +40,9 @@ _ODD_TEXTS = [
 
 
 @pytest.fixture
-def command(worker_url: str, kafka_settings: KafkaSettings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+def command(
+    worker_url: str, kafka_settings: KafkaSettings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Command:
     """Runs a command with the worker's login; returns exit code, standard output and standard error."""
     monkeypatch.setenv("SLA_POSTGRES_URL", worker_url)
     monkeypatch.setenv("SLA_KAFKA_BOOTSTRAP_SERVERS", kafka_settings.bootstrap_servers)
@@ -71,7 +75,9 @@ def test_preview_lists_apart_what_a_cycle_would_not_try(support: Support, comman
     assert command("cycle")[0] == 1
     assert breached_ids(support) == {good}
     new = make_ticket(support, **_OVERDUE, number="NEW-1")
-    ((since, next_try),) = support.execute("select first_failed_at, next_try_at from support.ticket_sla_set_aside").fetchall()
+    ((since, next_try),) = support.execute(
+        "select first_failed_at, next_try_at from support.ticket_sla_set_aside"
+    ).fetchall()
 
     code, printed, _ = command("preview")
     assert code == 0
@@ -79,7 +85,13 @@ def test_preview_lists_apart_what_a_cycle_would_not_try(support: Support, comman
     assert _cells(printed, new) == ["2026-01-01 00:00:00", "NEW-1", "FirstResponse", "Normal", new]
     assert "1 more are overdue and set aside: a cycle now does not try them" in printed
     times = [f"{moment:%Y-%m-%d %H:%M:%S}" for moment in (since, next_try)]
-    assert _cells(printed, bad) == ["BAD-1", "FirstResponse", *times, "the event cannot be built: queue_id is null", bad]
+    assert _cells(printed, bad) == [
+        "BAD-1",
+        "FirstResponse",
+        *times,
+        "the event cannot be built: queue_id is null",
+        bad,
+    ]
 
     shown = json.loads(command("preview", "--json")[1])
     assert [ticket["id"] for ticket in shown["oldest"]] == [new]
@@ -151,13 +163,18 @@ def test_a_cycle_names_what_it_could_not_mark_while_it_waits(support: Support, c
     bad = make_ticket(support, **_OVERDUE, number="A[/b]\x1b[2J", queue_id=None)
     code, printed, complaint = command("cycle")
     assert code == 1
-    assert complaint == f"sla-pipeline: ticket 'A[/b]\\x1b[2J' ({bad}) set aside: the event cannot be built: queue_id is null\n"
-    ((since, next_try),) = support.execute("select first_failed_at, next_try_at from support.ticket_sla_set_aside").fetchall()
+    assert (
+        complaint
+        == f"sla-pipeline: ticket 'A[/b]\\x1b[2J' ({bad}) set aside: the event cannot be built: queue_id is null\n"
+    )
+    ((since, next_try),) = support.execute(
+        "select first_failed_at, next_try_at from support.ticket_sla_set_aside"
+    ).fetchall()
     for _ in range(2):
         assert printed.splitlines()[1:] == [
             "1 overdue tickets cannot be marked, and nobody is called for them; correct the row, or what refuses it:",
-            f"  'A[/b]\\x1b[2J' ({bad}, FirstResponse) since {since:%Y-%m-%d %H:%M:%S} UTC: the event cannot be built: queue_id is null; "
-            f"next try {next_try:%Y-%m-%d %H:%M:%S} UTC, or when the row has changed",
+            f"  'A[/b]\\x1b[2J' ({bad}, FirstResponse) since {since:%Y-%m-%d %H:%M:%S} UTC: the event cannot be built: "
+            f"queue_id is null; next try {next_try:%Y-%m-%d %H:%M:%S} UTC, or when the row has changed",
         ]
         code, printed, complaint = command("cycle")
         assert (code, complaint) == (0, "")
@@ -192,12 +209,18 @@ def test_ten_thousand_bad_rows_are_a_hundred_errors_and_a_count(support: Support
     support.execute("truncate support.ticket_sla_set_aside, support.ticket_sla_cycles")
     code, printed, complaint = command("cycle", "--json")
     report = json.loads(printed)
-    assert (code, report["error_count"], len(report["errors"]), report["set_aside"]["count"]) == (1, 10_000, 100, 10_000)
+    assert (code, report["error_count"], len(report["errors"]), report["set_aside"]["count"]) == (
+        1,
+        10_000,
+        100,
+        10_000,
+    )
     assert len(report["set_aside"]["tickets"]) == 20
     assert complaint.endswith("; and 9900 more errors; the log has a line for each ticket that was set aside\n")
     assert len(complaint) < 25_000
     ((size, lines, count),) = support.execute(
-        "select length(error), array_length(string_to_array(error, E'\\n'), 1), error_count from support.ticket_sla_cycles"
+        "select length(error), array_length(string_to_array(error, E'\\n'), 1), error_count from "
+        "support.ticket_sla_cycles"
     ).fetchall()
     assert (lines, count) == (101, 10_000)
     assert size < 25_000

@@ -88,7 +88,12 @@ def test_has_more_when_the_ceiling_was_reached(support: Support, cycle: Cycle) -
 
 
 def test_kafka_away_marks_stay_and_the_cycle_fails_at_its_end(
-    support: Support, database: Database, cycle: Cycle, clock: SimulatedClock, events: Events, logged: list[logging.LogRecord]
+    support: Support,
+    database: Database,
+    cycle: Cycle,
+    clock: SimulatedClock,
+    events: Events,
+    logged: list[logging.LogRecord],
 ) -> None:
     tickets = make_tickets(support, 20, **FIRST_RESPONSE_OVERDUE)
     (port,) = free_ports(1)
@@ -96,7 +101,9 @@ def test_kafka_away_marks_stay_and_the_cycle_fails_at_its_end(
         report = run_cycle(database, away, clock=clock)
 
     assert (report.processed, report.published, report.backlog, len(report.errors)) == (20, 0, 0, 1)
-    assert report.errors[0].startswith(f"publishing failed: Kafka at 127.0.0.1:{port} did not answer as expected while ")
+    assert report.errors[0].startswith(
+        f"publishing failed: Kafka at 127.0.0.1:{port} did not answer as expected while "
+    )
     assert report.duration_ms < 30_000
     with pytest.raises(CycleFailed, match="publishing failed: Kafka at "):
         report.raise_if_failed()
@@ -131,7 +138,9 @@ def test_a_cycle_that_was_taken_for_dead_has_the_last_word(support: Support, dat
         cycle_id = journal.start(cut_off, run_id="first", now_utc=NOW, given=CycleInput())
     with settings.session(purpose="cycle") as connection:
         assert journal.sweep_abandoned(connection) == [(cycle_id, "first")]
-        assert [(row["state"], row["error"]) for row in _rows(support)] == [("abandoned", "the process ended without a word")]
+        assert [(row["state"], row["error"]) for row in _rows(support)] == [
+            ("abandoned", "the process ended without a word")
+        ]
         assert journal.sweep_abandoned(connection) == []
         journal.finish(connection, cycle_id, journal.CycleEnd("succeeded", processed_count=3))
         journal.finish(connection, cycle_id, journal.CycleEnd("failed", processed_count=0))
@@ -141,7 +150,11 @@ def test_a_cycle_that_was_taken_for_dead_has_the_last_word(support: Support, dat
 def test_each_line_of_the_log_names_the_run(support: Support, cycle: Cycle, logged: list[logging.LogRecord]) -> None:
     make_tickets(support, 25, **FIRST_RESPONSE_OVERDUE)
     cycle(CycleInput(batch_size=10), run_id="run-5")
-    lines = [(record.getMessage(), record.__dict__["jobRunId"]) for record in logged if record.name.startswith("sla_pipeline.monitor.")]
+    lines = [
+        (record.getMessage(), record.__dict__["jobRunId"])
+        for record in logged
+        if record.name.startswith("sla_pipeline.monitor.")
+    ]
     assert lines == [
         ("cycle started", "run-5"),
         ("batch processed", "run-5"),
@@ -176,7 +189,9 @@ def test_single_runner_mode_leaves_the_cycle_to_the_other_runner(
 
     with pytest.raises(CycleLocked) as locked:
         run_cycle(second, relay, clock=clock)
-    assert str(locked.value) == f"another runner holds the advisory lock {_SINGLE_RUNNER_LOCK!r}: this cycle is left to it"
+    assert (
+        str(locked.value) == f"another runner holds the advisory lock {_SINGLE_RUNNER_LOCK!r}: this cycle is left to it"
+    )
     assert row_versions(support) == before
     assert _rows(support) == []
     assert "cycle skipped" in [record.getMessage() for record in logged]

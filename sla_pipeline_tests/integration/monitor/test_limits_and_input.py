@@ -16,7 +16,7 @@ import pytest
 from psycopg import sql
 
 from sla_pipeline.cycle import CycleInput, SimulatedClock, SystemClock
-from sla_pipeline.errors import ClockSkewError, CycleStopped, DatabaseError, DatabaseUnavailable, InputError
+from sla_pipeline.errors import ClockSkewError, CycleStopped, InputError, PostgresSetupError, PostgresUnavailable
 from sla_pipeline.kafka.relay import Relay
 from sla_pipeline.kafka.settings import KafkaSettings
 from sla_pipeline.monitor.runner import run_cycle
@@ -104,9 +104,14 @@ def test_the_system_clock_is_the_usual_one(support: Support, database: Database,
     assert abs(report.now_utc - SystemClock().now_utc()) < timedelta(seconds=60)
 
 
-# Berlin's clocks go from 02:00 to 03:00 at 01:00 UTC, and back from 03:00 to 02:00 at 01:00 UTC; Lord Howe's by half an hour
-@pytest.mark.parametrize("time_zone_of_the_process", ["Europe/Berlin", "Australia/Lord_Howe", "America/St_Johns"], indirect=True)
-@pytest.mark.parametrize("change", [datetime(2026, 3, 29, 1, tzinfo=UTC), datetime(2026, 10, 25, 1, tzinfo=UTC)], ids=["spring", "autumn"])
+# Berlin's clocks go from 02:00 to 03:00 at 01:00 UTC, and back from 03:00 to 02:00 at 01:00 UTC; Lord Howe's by half an
+# hour
+@pytest.mark.parametrize(
+    "time_zone_of_the_process", ["Europe/Berlin", "Australia/Lord_Howe", "America/St_Johns"], indirect=True
+)
+@pytest.mark.parametrize(
+    "change", [datetime(2026, 3, 29, 1, tzinfo=UTC), datetime(2026, 10, 25, 1, tzinfo=UTC)], ids=["spring", "autumn"]
+)
 def test_worker_in_another_time_zone(
     change: datetime,
     time_zone_of_the_process: str,
@@ -117,10 +122,18 @@ def test_worker_in_another_time_zone(
     worker_login: Any,
 ) -> None:
     name = sql.Identifier(support.info.dbname)
-    for setting, value in (("timezone", "America/New_York"), ("datestyle", "German, DMY"), ("intervalstyle", "sql_standard")):
-        support.execute(sql.SQL("alter database {} set {} to {}").format(name, sql.Identifier(setting), sql.Literal(value)))
+    for setting, value in (
+        ("timezone", "America/New_York"),
+        ("datestyle", "German, DMY"),
+        ("intervalstyle", "sql_standard"),
+    ):
+        support.execute(
+            sql.SQL("alter database {} set {} to {}").format(name, sql.Identifier(setting), sql.Literal(value))
+        )
     support.execute(
-        sql.SQL("alter role {} in database {} set timezone to {}").format(sql.Identifier(worker_login[0]), name, "Asia/Kathmandu")
+        sql.SQL("alter role {} in database {} set timezone to {}").format(
+            sql.Identifier(worker_login[0]), name, "Asia/Kathmandu"
+        )
     )
     deadlines = [change + minutes * timedelta(minutes=30) + MICROSECOND for minutes in range(-4, 5)]
     tickets = [make_ticket(support, first_response_due_at=deadline) for deadline in deadlines]
@@ -138,7 +151,9 @@ def test_input_out_of_range_touches_nothing(out_of_range: dict[str, Any], suppor
     make_ticket(support, **FIRST_RESPONSE_OVERDUE)
     before = row_versions(support)
     ((field, value),) = out_of_range.items()
-    with pytest.raises(InputError, match=rf"{field} is {value}; it must be a whole number from 1 to \d+ \(default \d+\)"):
+    with pytest.raises(
+        InputError, match=rf"{field} is {value}; it must be a whole number from 1 to \d+ \(default \d+\)"
+    ):
         cycle(CycleInput(**out_of_range))
     assert row_versions(support) == before
     assert _journal_rows(support) == 0
@@ -146,7 +161,7 @@ def test_input_out_of_range_touches_nothing(out_of_range: dict[str, Any], suppor
 
 def test_tickets_table_missing(support: Support, cycle: Cycle) -> None:
     support.execute("alter table support.tickets rename to tickets_of_old")
-    with pytest.raises(DatabaseError) as raised:
+    with pytest.raises(PostgresSetupError) as raised:
         cycle()
     assert str(raised.value).startswith("table support.tickets does not exist in database ")
     assert str(raised.value).endswith(": it belongs to the support service; check SLA_POSTGRES_URL")
@@ -156,7 +171,8 @@ def test_column_missing(support: Support, cycle: Cycle) -> None:
     make_tickets(support, 3, **FIRST_RESPONSE_OVERDUE)
     support.execute("alter table support.tickets rename column resolution_due_at to due_for_resolution")
     with pytest.raises(
-        DatabaseError, match=r"column resolution_due_at is missing, needed is timestamp with time zone \(.* Nothing was touched"
+        PostgresSetupError,
+        match=r"column resolution_due_at is missing, needed is timestamp with time zone \(.* Nothing was touched",
     ):
         cycle()
     assert breached_ids(support) == set()
@@ -169,19 +185,22 @@ def test_column_missing(support: Support, cycle: Cycle) -> None:
         ("select on support.tickets", "table tickets"),
         ("update (sla_breached) on support.tickets", "table tickets"),
         ("insert on support.ticket_sla_breaches", "table ticket_sla_breaches"),
-        ("update (next_seq, published_seq, published_at) on support.ticket_sla_relay", "table ticket_sla_relay"),
+        ("update (last_seq, published_seq, published_at) on support.ticket_sla_relay", "table ticket_sla_relay"),
         ("usage on schema support", "schema support"),
     ],
 )
-def test_permission_denied(right: str, object_name: str, support: Support, owner_url: str, cycle: Cycle, events: Events) -> None:
+def test_permission_denied(
+    right: str, object_name: str, support: Support, owner_url: str, cycle: Cycle, events: Events
+) -> None:
     make_tickets(support, 30, **FIRST_RESPONSE_OVERDUE)
     support.execute(f"revoke {right} from sla_worker")
     steps: list[str] = []
-    with pytest.raises(DatabaseError) as raised:
+    with pytest.raises(PostgresSetupError) as raised:
         cycle(CycleInput(batch_size=10), on_step=steps.append).raise_if_failed()
     assert f"permission denied for {object_name} in database " in str(raised.value)
     assert str(raised.value).endswith("which lacks this one: run `sla-pipeline migrate`, which grants it")
-    # two batches, then ticket by ticket, since it could have been one ticket's trigger; no more than the tickets there are
+    # two batches, then ticket by ticket, since it could have been one ticket's trigger; no more than the tickets there
+    # are
     assert steps.count("batch_locked") <= 2 + 30
     assert breached_ids(support) == set()
     assert support.execute("select count(*) from support.ticket_sla_set_aside").fetchone() == (0,)
@@ -194,13 +213,21 @@ def test_row_level_security_does_not_hide_tickets_in_silence(support: Support, c
     make_tickets(support, 3, **FIRST_RESPONSE_OVERDUE)
     support.execute("alter table support.tickets enable row level security")
     support.execute("create policy nobody on support.tickets using (false)")
-    with pytest.raises(DatabaseError, match=r'row-level security policy for table "tickets" in database .*`alter role LOGIN bypassrls`'):
+    with pytest.raises(
+        PostgresSetupError,
+        match=r'row-level security policy for table "tickets" in database .*`alter role LOGIN bypassrls`',
+    ):
         cycle().raise_if_failed()
 
 
 def test_a_standby_is_told_as_one(support: Support, cycle: Cycle) -> None:
-    support.execute(sql.SQL("alter database {} set default_transaction_read_only to on").format(sql.Identifier(support.info.dbname)))
-    with pytest.raises(DatabaseError, match=r"^database .* is read only: this is a standby, .*; let SLA_POSTGRES_URL name the primary$"):
+    support.execute(
+        sql.SQL("alter database {} set default_transaction_read_only to on").format(sql.Identifier(support.info.dbname))
+    )
+    with pytest.raises(
+        PostgresSetupError,
+        match=r"^database .* is read only: this is a standby, .*; let SLA_POSTGRES_URL name the primary$",
+    ):
         cycle()
 
 
@@ -209,7 +236,12 @@ def test_stop_between_batches(support: Support, cycle: Cycle, events: Events) ->
     steps: list[str] = []
     with pytest.raises(CycleStopped, match="stop requested after 3 of 10 batches"):
         # the request comes while batch 3 runs
-        cycle(CycleInput(batch_size=10), run_id="stopped", on_step=steps.append, should_stop=lambda: steps.count("batch_locked") == 3)
+        cycle(
+            CycleInput(batch_size=10),
+            run_id="stopped",
+            on_step=steps.append,
+            should_stop=lambda: steps.count("batch_locked") == 3,
+        )
     assert breached_ids(support) == set(tickets[:30])
     assert events() == []
     assert support.execute(
@@ -233,7 +265,9 @@ def test_stop_inside_a_batch(step: str, support: Support, cycle: Cycle, events: 
     with pytest.raises(KeyboardInterrupt):
         cycle(CycleInput(batch_size=10), on_step=interrupted)
     assert breached_ids(support) == set(tickets[:10])
-    free = support.execute("select id::text from support.tickets order by first_response_due_at for update nowait").fetchall()
+    free = support.execute(
+        "select id::text from support.tickets order by first_response_due_at for update nowait"
+    ).fetchall()
     assert [ticket for (ticket,) in free] == tickets
     support.execute("select 1 from support.ticket_sla_relay for update nowait")
     assert cycle().processed == 20
@@ -245,7 +279,9 @@ class _Stop(BaseException):
 
 
 @pytest.mark.parametrize("request_to_stop", [KeyboardInterrupt, _Stop])
-def test_stop_while_the_server_writes_a_batch(request_to_stop: type[BaseException], support: Support, cycle: Cycle, events: Events) -> None:
+def test_stop_while_the_server_writes_a_batch(
+    request_to_stop: type[BaseException], support: Support, cycle: Cycle, events: Events
+) -> None:
     tickets = make_tickets(support, 30, **FIRST_RESPONSE_OVERDUE)
     before_update(support, "perform pg_sleep(0.2);")
     steps: list[str] = []
@@ -265,13 +301,17 @@ def test_stop_while_the_server_writes_a_batch(request_to_stop: type[BaseExceptio
     finally:
         signal.signal(signal.SIGALRM, previous)
     assert breached_ids(support) == set(tickets[:10])
-    assert support.execute("select state, processed_count from support.ticket_sla_cycles").fetchall() == [("canceled", 10)]
+    assert support.execute("select state, processed_count from support.ticket_sla_cycles").fetchall() == [
+        ("canceled", 10)
+    ]
     support.execute("drop trigger before_update on support.tickets")
     assert cycle().processed == 20
     assert [event.ticket_id for event in events()] == tickets
 
 
-def test_postgres_restarts_in_a_batch(own_postgres: PostgresFactory, kafka_settings: KafkaSettings, events: Events) -> None:
+def test_postgres_restarts_in_a_batch(
+    own_postgres: PostgresFactory, kafka_settings: KafkaSettings, events: Events
+) -> None:
     server = own_postgres(durable=True)
     url = server.database("support_service")
     upgrade(url, with_tickets=True)
@@ -287,13 +327,15 @@ def test_postgres_restarts_in_a_batch(own_postgres: PostgresFactory, kafka_setti
             server.start()
 
     with Relay(kafka_settings) as relay:
-        with pytest.raises(DatabaseUnavailable, match=r"database 'support_service' at 127\.0\.0\.1:\d+ as user 'postgres'"):
+        with pytest.raises(
+            PostgresUnavailable, match=r"database 'support_service' at 127\.0\.0\.1:\d+ as user 'postgres'"
+        ):
             run_cycle(database, relay, given, clock=clock, run_id="cut-off", on_step=server_dies).raise_if_failed()
         with psycopg.connect(url, autocommit=True) as support:
             assert breached_ids(support) == set(tickets[:10])
-            assert support.execute("select run_id, state, processed_count from support.ticket_sla_cycles").fetchall() == [
-                ("cut-off", "failed", 10)
-            ]
+            assert support.execute(
+                "select run_id, state, processed_count from support.ticket_sla_cycles"
+            ).fetchall() == [("cut-off", "failed", 10)]
             report = run_cycle(database, relay, given, clock=clock)
             assert (report.processed, report.published, report.errors) == (20, 20, [])
             assert breached_ids(support) == set(tickets)
@@ -302,17 +344,28 @@ def test_postgres_restarts_in_a_batch(own_postgres: PostgresFactory, kafka_setti
 
 
 def test_journal_of_a_killed_cycle(
-    support: Support, worker_url: str, kafka_settings: KafkaSettings, cycle: Cycle, clock: SimulatedClock, events: Events
+    support: Support,
+    worker_url: str,
+    kafka_settings: KafkaSettings,
+    cycle: Cycle,
+    clock: SimulatedClock,
+    events: Events,
 ) -> None:
     tickets = [*make_tickets(support, 10, **RESOLUTION_OVERDUE), *make_tickets(support, 10, **FIRST_RESPONSE_OVERDUE)]
-    with Pod(worker_url, kafka_settings, CycleInput(batch_size=10), run_id="dead", dies_at="batch_written", dies_at_nth=2) as pod:
+    with Pod(
+        worker_url, kafka_settings, CycleInput(batch_size=10), run_id="dead", dies_at="batch_written", dies_at_nth=2
+    ) as pod:
         pod.die()
-    assert support.execute("select run_id, state, finished_at from support.ticket_sla_cycles").fetchall() == [("dead", "running", None)]
+    assert support.execute("select run_id, state, finished_at from support.ticket_sla_cycles").fetchall() == [
+        ("dead", "running", None)
+    ]
 
     clock.moment += timedelta(minutes=1)
     report = cycle(run_id="next")
 
     assert (report.processed, report.published, report.errors) == (10, 20, [])
-    rows = support.execute("select run_id, state, finished_at is not null, error from support.ticket_sla_cycles order by id").fetchall()
+    rows = support.execute(
+        "select run_id, state, finished_at is not null, error from support.ticket_sla_cycles order by id"
+    ).fetchall()
     assert rows == [("dead", "abandoned", True, "the process ended without a word"), ("next", "succeeded", True, None)]
     assert [event.ticket_id for event in events()] == tickets

@@ -71,7 +71,9 @@ def test_reply_uncommitted_during_mark(support: Support, operator: Support, cycl
 def test_a_reply_that_commits_while_the_batch_is_being_locked_is_seen(
     support: Support, operator: Support, cycle: Cycle, events: Events
 ) -> None:
-    """The reply commits between the first try of the batch, which skipped the row, and the second at the cycle's end."""
+    """The reply commits between the first try of the batch, which skipped the row, and the second at the cycle's
+    end.
+    """
     replied = make_ticket(support, **FIRST_RESPONSE_OVERDUE)
     late = make_ticket(support, **FIRST_RESPONSE_OVERDUE)
     reply(operator, replied)
@@ -88,7 +90,9 @@ def test_a_reply_that_commits_while_the_batch_is_being_locked_is_seen(
 
 def test_comment_being_written(support: Support, operator: Support, cycle: Cycle, events: Events) -> None:
     ticket = make_ticket(support, **FIRST_RESPONSE_OVERDUE)
-    support.execute("create table support.comments (ticket_id uuid not null references support.tickets, body text not null)")
+    support.execute(
+        "create table support.comments (ticket_id uuid not null references support.tickets, body text not null)"
+    )
     operator.execute("insert into support.comments values (%s, 'half a sentence')", (ticket,))
     report = cycle()
     assert (report.processed, report.lock_skips) == (1, 0)
@@ -103,7 +107,8 @@ def test_stale_operator_write_after_mark(support: Support, cycle: Cycle, events:
     assert loaded is not None
     assert cycle().processed == 1
     saved = support.execute(
-        "update support.tickets set sla_breached = false, first_response_at = %s where id = %s and xmin::text = %s", (NOW, ticket, *loaded)
+        "update support.tickets set sla_breached = false, first_response_at = %s where id = %s and xmin::text = %s",
+        (NOW, ticket, *loaded),
     )
     assert saved.rowcount == 0
     assert is_breached(support, ticket)
@@ -111,7 +116,9 @@ def test_stale_operator_write_after_mark(support: Support, cycle: Cycle, events:
     assert len(events()) == 1
 
 
-def test_blind_write_resets_flag(support: Support, cycle: Cycle, events: Events, logged: list[logging.LogRecord]) -> None:
+def test_blind_write_resets_flag(
+    support: Support, cycle: Cycle, events: Events, logged: list[logging.LogRecord]
+) -> None:
     ticket = make_ticket(support, **FIRST_RESPONSE_OVERDUE, number="TCK-9")
     other = make_ticket(support, first_response_due_at=NOW + MINUTE)
     cycle()
@@ -127,7 +134,9 @@ def test_blind_write_resets_flag(support: Support, cycle: Cycle, events: Events,
     assert (warning.levelname, warning.__dict__["TicketId"], warning.__dict__["Number"]) == ("WARNING", ticket, "TCK-9")
 
 
-def test_a_flag_that_is_put_back_every_minute_never_makes_a_second_event(support: Support, cycle: Cycle, events: Events) -> None:
+def test_a_flag_that_is_put_back_every_minute_never_makes_a_second_event(
+    support: Support, cycle: Cycle, events: Events
+) -> None:
     ticket = make_ticket(support, **FIRST_RESPONSE_OVERDUE)
     cycle()
     for _ in range(3):

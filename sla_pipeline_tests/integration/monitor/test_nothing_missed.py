@@ -1,4 +1,5 @@
-"""Nothing missed: what must be marked, under a backlog, after a break, beside rows that cannot be marked (SPEC 3.5, 7.1, 8).
+"""Nothing missed: what must be marked, under a backlog, after a break, beside rows that cannot be marked (SPEC 3.5,
+7.1, 8).
 
 ``each_kind_end_to_end`` goes through the deployed schedule: ``integration/dagster/test_deployed.py``.
 """
@@ -40,7 +41,11 @@ def test_answered_in_time_resolved_late(support: Support, cycle: Cycle, events: 
 
 def test_both_deadlines_passed(support: Support, cycle: Cycle, clock: SimulatedClock, events: Events) -> None:
     ticket = make_ticket(
-        support, status="InWork", first_response_due_at=NOW - HOUR, first_response_at=None, resolution_due_at=NOW - 2 * HOUR
+        support,
+        status="InWork",
+        first_response_due_at=NOW - HOUR,
+        first_response_at=None,
+        resolution_due_at=NOW - 2 * HOUR,
     )
     cycle()
     (event,) = events()
@@ -61,15 +66,23 @@ def test_deadline_moved_by_hand(support: Support, cycle: Cycle, clock: Simulated
 
 
 def test_oldest_first_under_backlog(support: Support, cycle: Cycle, clock: SimulatedClock, events: Events) -> None:
-    """Ten times the ceiling waits, and every minute half a ceiling of new breaches comes in, some of them due long ago."""
+    """Ten times the ceiling waits, and every minute half a ceiling of new breaches comes in, some of them due long
+    ago.
+    """
     given = CycleInput(batch_size=10, max_batches_per_cycle=2)
     ceiling = given.ceiling
     make_tickets(support, 5 * ceiling, apart=timedelta(seconds=1), first_response_due_at=NOW - 10 * HOUR)
-    make_tickets(support, 5 * ceiling, apart=timedelta(seconds=1), **RESOLUTION_OVERDUE | {"first_response_due_at": NOW - 11 * HOUR})
+    make_tickets(
+        support,
+        5 * ceiling,
+        apart=timedelta(seconds=1),
+        **RESOLUTION_OVERDUE | {"first_response_due_at": NOW - 11 * HOUR},
+    )
     backlogs = [10 * ceiling]
     while backlogs[-1]:
         oldest = support.execute(
-            "select id::text from support.tickets where not sla_breached order by first_response_due_at, id limit %s", (ceiling,)
+            "select id::text from support.tickets where not sla_breached order by first_response_due_at, id limit %s",
+            (ceiling,),
         ).fetchall()
         marked_before = breached_ids(support)
         report = cycle(given)
@@ -91,9 +104,13 @@ def test_oldest_first_under_backlog(support: Support, cycle: Cycle, clock: Simul
 
 
 def test_oldest_first_is_the_order_of_the_events_too(support: Support, cycle: Cycle, events: Events) -> None:
-    """Equal deadlines are ordered by id; a resolution breach stands where its first deadline was, not its second (SPEC 5.3)."""
+    """Equal deadlines are ordered by id; a resolution breach stands where its first deadline was, not its second (SPEC
+    5.3).
+    """
     twins = sorted(make_tickets(support, 4, apart=timedelta(0), first_response_due_at=NOW - HOUR))
-    older = make_ticket(support, **RESOLUTION_OVERDUE | {"first_response_due_at": NOW - 2 * HOUR, "resolution_due_at": NOW - MINUTE})
+    older = make_ticket(
+        support, **RESOLUTION_OVERDUE | {"first_response_due_at": NOW - 2 * HOUR, "resolution_due_at": NOW - MINUTE}
+    )
     newest = make_ticket(support, first_response_due_at=NOW - 2 * MINUTE)
     without_first_deadline = make_ticket(
         support, **RESOLUTION_OVERDUE | {"first_response_due_at": None, "resolution_due_at": NOW - 5 * HOUR}
@@ -103,7 +120,9 @@ def test_oldest_first_is_the_order_of_the_events_too(support: Support, cycle: Cy
 
 
 def test_after_a_break_of_an_hour(support: Support, cycle: Cycle, clock: SimulatedClock, events: Events) -> None:
-    """60 minutes of breaches, five a minute; the schedule's side, that missed ticks are not caught up, is in ``integration/dagster``."""
+    """60 minutes of breaches, five a minute; the schedule's side, that missed ticks are not caught up, is in
+    ``integration/dagster``.
+    """
     tickets = make_tickets(support, 300, apart=timedelta(seconds=12), first_response_due_at=NOW)
     clock.moment = NOW + HOUR
     report = cycle()
@@ -112,11 +131,15 @@ def test_after_a_break_of_an_hour(support: Support, cycle: Cycle, clock: Simulat
     assert {event.breached_at for event in events()} == {"2026-11-30T13:00:00.000000Z"}
 
 
-def test_after_a_break_of_an_hour_above_the_ceiling(support: Support, cycle: Cycle, clock: SimulatedClock, events: Events) -> None:
+def test_after_a_break_of_an_hour_above_the_ceiling(
+    support: Support, cycle: Cycle, clock: SimulatedClock, events: Events
+) -> None:
     tickets = make_tickets(support, 300, apart=timedelta(seconds=12), first_response_due_at=NOW)
     clock.moment = NOW + HOUR
     given = CycleInput(batch_size=50, max_batches_per_cycle=2)
-    assert [(report.processed, report.has_more) for report in [cycle(given) for _ in range(4)]] == [(100, True)] * 3 + [(0, False)]
+    assert [(report.processed, report.has_more) for report in [cycle(given) for _ in range(4)]] == [(100, True)] * 3 + [
+        (0, False)
+    ]
     assert [event.ticket_id for event in events()] == tickets
 
 
@@ -124,36 +147,62 @@ def test_after_a_break_of_an_hour_above_the_ceiling(support: Support, cycle: Cyc
     ("fault", "words"),
     [
         pytest.param({"priority": ""}, "priority: String should have at least 1 character", id="empty priority"),
-        pytest.param({"priority": "X" * 33}, "priority: String should have at most 32 characters", id="priority too long"),
-        pytest.param({"priority": "High\n"}, "priority: String should have no control characters", id="priority with a line break"),
+        pytest.param(
+            {"priority": "X" * 33}, "priority: String should have at most 32 characters", id="priority too long"
+        ),
+        pytest.param(
+            {"priority": "High\n"},
+            "priority: String should have no control characters",
+            id="priority with a line break",
+        ),
         pytest.param({"queue_id": None}, "queue_id is null", id="null queue"),
-        pytest.param({"tenant_id": None, "requester_user_id": None}, "tenant_id is null; requester_user_id is null", id="null ids"),
+        pytest.param(
+            {"tenant_id": None, "requester_user_id": None},
+            "tenant_id is null; requester_user_id is null",
+            id="null ids",
+        ),
         pytest.param({"number": "X" * 65}, "number: String should have at most 64 characters", id="number too long"),
         pytest.param({"number": ""}, "number: String should have at least 1 character", id="number empty"),
     ],
 )
 def test_bad_row_in_every_batch(
-    fault: dict[str, object], words: str, support: Support, cycle: Cycle, events: Events, logged: list[logging.LogRecord]
+    fault: dict[str, object],
+    words: str,
+    support: Support,
+    cycle: Cycle,
+    events: Events,
+    logged: list[logging.LogRecord],
 ) -> None:
     good = make_tickets(support, 998, **FIRST_RESPONSE_OVERDUE | {"first_response_due_at": NOW - HOUR})
     in_first = make_ticket(support, **{"number": "BAD-1", "first_response_due_at": NOW - 2 * HOUR} | fault)
     in_second = make_ticket(
-        support, **RESOLUTION_OVERDUE | {"first_response_due_at": NOW - 30 * MINUTE, "priority": None, "number": "BAD-2"}
+        support,
+        **RESOLUTION_OVERDUE | {"first_response_due_at": NOW - 30 * MINUTE, "priority": None, "number": "BAD-2"},
     )
 
     report = cycle(CycleInput(batch_size=500))
 
-    assert (report.processed, report.published, report.batches, report.backlog, len(report.errors)) == (998, 998, 2, 2, 2)
+    assert (report.processed, report.published, report.batches, report.backlog, len(report.errors)) == (
+        998,
+        998,
+        2,
+        2,
+        2,
+    )
     assert breached_ids(support) == set(good)
     assert [event.ticket_id for event in events()] == good
     failed = [record.__dict__ for record in logged if record.getMessage() == "item failed"]
-    assert [(line["TicketId"], line["BreachKind"]) for line in failed] == [(in_first, "FirstResponse"), (in_second, "Resolution")]
+    assert [(line["TicketId"], line["BreachKind"]) for line in failed] == [
+        (in_first, "FirstResponse"),
+        (in_second, "Resolution"),
+    ]
     assert [line["Number"] for line in failed] == [fault.get("number", "BAD-1") or "''", "BAD-2"]
     assert words in failed[0]["error"]
     assert failed[1]["error"] == "the event cannot be built: priority is null"
 
 
-# as others may write it: unknown, empty but for a space, right to left, with a separator that is no control character, as long as may be
+# as others may write it: unknown, empty but for a space, right to left, with a separator that is no control character,
+# as long as may be
 _UNKNOWN_PRIORITIES = ["Urgent", "high", "Срочно", " ", "\u202eHigh", "a\u2028b", '</b>"\\', "\U0001f525" * 32]
 
 
@@ -161,7 +210,10 @@ def test_a_priority_that_we_do_not_know_is_no_reason_to_call_nobody(
     support: Support, cycle: Cycle, events: Events, logged: list[logging.LogRecord]
 ) -> None:
     """Marked and told as it is, counted, and warned of once a cycle, in however many batches; null is set aside."""
-    priorities = {make_ticket(support, **FIRST_RESPONSE_OVERDUE, priority=text): text for text in [*_UNKNOWN_PRIORITIES, "Urgent", "High"]}
+    priorities = {
+        make_ticket(support, **FIRST_RESPONSE_OVERDUE, priority=text): text
+        for text in [*_UNKNOWN_PRIORITIES, "Urgent", "High"]
+    }
     bad = make_ticket(support, **FIRST_RESPONSE_OVERDUE, priority=None)
 
     report = cycle(CycleInput(batch_size=2))
@@ -180,7 +232,9 @@ def test_a_priority_that_we_do_not_know_is_no_reason_to_call_nobody(
     assert not is_breached(support, bad)
 
 
-def test_the_warning_of_unknown_priorities_is_bounded(support: Support, cycle: Cycle, logged: list[logging.LogRecord]) -> None:
+def test_the_warning_of_unknown_priorities_is_bounded(
+    support: Support, cycle: Cycle, logged: list[logging.LogRecord]
+) -> None:
     """A support service that writes a text of its own into each ticket; a flag that was put back is no second event."""
     tickets = [make_ticket(support, **FIRST_RESPONSE_OVERDUE, priority=f"P{number}") for number in range(300)]
     report = cycle()
@@ -233,11 +287,15 @@ def test_bad_rows_fill_the_ceiling(support: Support, cycle: Cycle, clock: Simula
     assert (third.processed + fourth.processed, len(third.errors) + len(fourth.errors)) == (1, 24)
     assert is_breached(support, bad[0])
     assert {event.ticket_id for event in events()} == {*good, bad[0]}
-    waiting = support.execute("select distinct try_count, next_try_at - %s from support.ticket_sla_set_aside", (clock.moment,)).fetchall()
+    waiting = support.execute(
+        "select distinct try_count, next_try_at - %s from support.ticket_sla_set_aside", (clock.moment,)
+    ).fetchall()
     assert waiting == [(2, timedelta(seconds=115))]
 
 
-def test_lock_held_for_long(support: Support, operator: Support, cycle: Cycle, clock: SimulatedClock, events: Events) -> None:
+def test_lock_held_for_long(
+    support: Support, operator: Support, cycle: Cycle, clock: SimulatedClock, events: Events
+) -> None:
     held = make_ticket(support, **FIRST_RESPONSE_OVERDUE)
     operator.execute("select 1 from support.tickets where id = %s for update", (held,))
     others: list[str] = []
@@ -255,8 +313,12 @@ def test_lock_held_for_long(support: Support, operator: Support, cycle: Cycle, c
 
 def test_two_tenants_filter(support: Support, cycle: Cycle, events: Events) -> None:
     tenant, other = "aaaaaaaa-0000-4000-8000-000000000001", "bbbbbbbb-0000-4000-8000-000000000002"
-    ours = [make_ticket(support, **kind | {"tenant_id": tenant}) for kind in (RESOLUTION_OVERDUE, FIRST_RESPONSE_OVERDUE)]
-    theirs = [make_ticket(support, **kind | {"tenant_id": other}) for kind in (RESOLUTION_OVERDUE, FIRST_RESPONSE_OVERDUE)]
+    ours = [
+        make_ticket(support, **kind | {"tenant_id": tenant}) for kind in (RESOLUTION_OVERDUE, FIRST_RESPONSE_OVERDUE)
+    ]
+    theirs = [
+        make_ticket(support, **kind | {"tenant_id": other}) for kind in (RESOLUTION_OVERDUE, FIRST_RESPONSE_OVERDUE)
+    ]
     before = [row for row in row_versions(support) if str(row[0]) in theirs]
     report = cycle(CycleInput(tenant_id=tenant.upper()))
     assert (report.processed, report.backlog) == (2, 0)

@@ -34,8 +34,8 @@ _OLDEST = FIRST_RESPONSE_OVERDUE | {"first_response_due_at": NOW - HOUR, "priori
 def _refuse(support: Support, body: str, *, deferred: bool = False) -> None:
     """A trigger of the support service that objects to tickets of low priority; at the commit when ``deferred``."""
     support.execute(
-        "create function support.refuse() returns trigger language plpgsql as $$ "
-        f"begin if new.priority = 'Low' and new.sla_breached then {body} end if; return new; end $$"
+        "create function support.refuse() returns trigger language plpgsql as $$ begin if new.priority = 'Low' and "
+        f"new.sla_breached then {body} end if; return new; end $$"
     )
     support.execute(
         "create constraint trigger refuse after update on support.tickets deferrable initially deferred "
@@ -75,21 +75,36 @@ def test_a_code_of_the_environment_raised_for_three_rows_stops_no_other(
 
 
 def test_what_a_trigger_writes_is_repeated_nowhere(
-    support: Support, cycle: Cycle, logged: list[logging.LogRecord], capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+    support: Support,
+    cycle: Cycle,
+    logged: list[logging.LogRecord],
+    capfd: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     make_tickets(support, 3, **_OLDEST)
     make_tickets(support, 10, **FIRST_RESPONSE_OVERDUE)
-    _refuse(support, f"raise exception '{_PLANTED}' using errcode = '42501', detail = '{_PLANTED}', hint = '{_PLANTED}';")
+    _refuse(
+        support, f"raise exception '{_PLANTED}' using errcode = '42501', detail = '{_PLANTED}', hint = '{_PLANTED}';"
+    )
     report = cycle()
     assert len(report.errors) == 3
     # and where every ticket is refused, so that the code is taken for one of the environment
     support.execute("delete from support.ticket_sla_set_aside")
     failed = cycle()
-    with pytest.raises(Exception, match=r"InsufficientPrivilege \(42501\) in a function or trigger of the database") as raised:
+    with pytest.raises(
+        Exception, match=r"InsufficientPrivilege \(42501\) in a function or trigger of the database"
+    ) as raised:
         failed.raise_if_failed()
     journal = support.execute("select error from support.ticket_sla_cycles").fetchall()
     shown = capfd.readouterr()
-    for text in (str(report.errors), str(raised.getrepr(chain=True)), str(journal), str([vars(r) for r in logged]), caplog.text, *shown):
+    for text in (
+        str(report.errors),
+        str(raised.getrepr(chain=True)),
+        str(journal),
+        str([vars(r) for r in logged]),
+        caplog.text,
+        *shown,
+    ):
         assert _PLANTED not in text
 
 
@@ -104,7 +119,8 @@ def test_more_refused_tickets_than_a_batch_holds_stop_no_other(support: Support,
         marked = breached_ids(support)
         if marked:
             break
-    # after the first twenty refusals the rest is tried in a random order: a cycle without one of the forty has a chance below 0.01 %
+    # after the first twenty refusals the rest is tried in a random order: a cycle without one of the forty has a chance
+    # below 0.01 %
     assert marked == set(good)
     assert _set_aside(support) <= set(bad)
 
@@ -117,7 +133,9 @@ def test_a_fault_that_meets_every_ticket_sets_none_aside(support: Support, datab
     assert report.errors[0].startswith("marking failed: permission denied for table tickets in database ")
     with database.session() as session:
         # the steps after the marking wait as long as before it
-        assert session.execute("select current_setting('lock_timeout'), current_setting('statement_timeout')").fetchone() == ("5s", "10s")
+        assert session.execute(
+            "select current_setting('lock_timeout'), current_setting('statement_timeout')"
+        ).fetchone() == ("5s", "10s")
     assert _set_aside(support) == set()
     support.execute("grant update (sla_breached) on support.tickets to sla_worker")
     assert cycle().errors == []
@@ -164,12 +182,16 @@ def test_a_committed_batch_is_counted_whatever_follows(
     tickets = make_tickets(support, 10, **FIRST_RESPONSE_OVERDUE)
     held = make_ticket(support, **FIRST_RESPONSE_OVERDUE)
     operator.execute("select 1 from support.tickets where id = %s for update", (held,))
-    monkeypatch.setattr("sla_pipeline.postgres.tickets._STILL_OVERDUE", "select pg_sleep(30)::text from unnest(%(ids)s::uuid[])")
+    monkeypatch.setattr(
+        "sla_pipeline.postgres.tickets._STILL_OVERDUE", "select pg_sleep(30)::text from unnest(%(ids)s::uuid[])"
+    )
     monkeypatch.setattr(batches, "_STATEMENT_MS", 300)
     report = cycle()
     assert (report.processed, report.published, report.backlog) == (10, 10, 1)
     assert len(report.errors) == 1
-    assert report.errors[0].startswith("counting tickets that others hold failed: canceling statement due to statement timeout (57014)")
+    assert report.errors[0].startswith(
+        "counting tickets that others hold failed: canceling statement due to statement timeout (57014)"
+    )
     assert [event.ticket_id for event in events()] == tickets
 
 

@@ -1,4 +1,6 @@
-"""Rows that cannot be marked: whatever keeps one from being written, the others go through, and it is tried again (SPEC 8)."""
+"""Rows that cannot be marked: whatever keeps one from being written, the others go through, and it is tried again (SPEC
+8).
+"""
 
 import logging
 from datetime import timedelta
@@ -31,24 +33,39 @@ Support = psycopg.Connection[Any]
 
 def _set_aside(support: Support) -> list[tuple[Any, ...]]:
     return support.execute(
-        "select ticket_id::text, number, kind, try_count, first_failed_at, last_failed_at, next_try_at from support.ticket_sla_set_aside"
+        "select ticket_id::text, number, kind, try_count, first_failed_at, last_failed_at, next_try_at from "
+        "support.ticket_sla_set_aside"
     ).fetchall()
 
 
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        pytest.param("raise exception 'no, % is secret', new.requester_user_id;", "RaiseException (P0001)", id="raises"),
-        pytest.param("raise exception 'no' using errcode = 'TK001';", "DatabaseError (TK001)", id="raises a code of its own"),
+        pytest.param(
+            "raise exception 'no, % is secret', new.requester_user_id;", "RaiseException (P0001)", id="raises"
+        ),
+        pytest.param(
+            "raise exception 'no' using errcode = 'TK001';", "PostgresSetupError (TK001)", id="raises a code of its own"
+        ),
         pytest.param("raise no_data_found;", "NoDataFound (P0002)", id="finds no data"),
         pytest.param("assert false;", "AssertFailure (P0004)", id="asserts"),
         pytest.param("perform 1 / 0;", "DivisionByZero (22012)", id="divides by zero"),
         pytest.param("new.number := null;", "NotNullViolation (23502)", id="violates a constraint"),
-        pytest.param("return null;", "the database kept the row from being updated (a trigger or a rule", id="swallows the update"),
+        pytest.param(
+            "return null;",
+            "the database kept the row from being updated (a trigger or a rule",
+            id="swallows the update",
+        ),
     ],
 )
 def test_a_trigger_that_objects_to_one_row_does_not_stop_the_others(
-    body: str, words: str, support: Support, cycle: Cycle, clock: SimulatedClock, events: Events, logged: list[logging.LogRecord]
+    body: str,
+    words: str,
+    support: Support,
+    cycle: Cycle,
+    clock: SimulatedClock,
+    events: Events,
+    logged: list[logging.LogRecord],
 ) -> None:
     good = make_tickets(support, 20, **FIRST_RESPONSE_OVERDUE | {"first_response_due_at": NOW - HOUR})
     bad = make_ticket(support, **RESOLUTION_OVERDUE | {"number": "BAD-1"})
@@ -79,21 +96,28 @@ def test_a_ticket_without_a_number_does_not_stop_the_others(support: Support, cy
     change(support, bad, number=None)
     report = cycle()
     assert (report.processed, len(report.errors)) == (3, 1)
-    assert report.errors[0] == f"ticket '' ({bad}) set aside: the event cannot be built: number: String should have at least 1 character"
+    assert (
+        report.errors[0]
+        == f"ticket '' ({bad}) set aside: the event cannot be built: number: String should have at least 1 character"
+    )
     assert [event.ticket_id for event in events()] == good
 
 
 def test_a_row_that_the_database_refuses_beside_one_that_makes_no_event(
     support: Support, cycle: Cycle, events: Events, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Both are set aside, each for its own reason; nothing of what the trigger says reaches a log, the driver's included."""
+    """Both are set aside, each for its own reason; nothing of what the trigger says reaches a log, the driver's
+    included.
+    """
     good = make_tickets(support, 3, **FIRST_RESPONSE_OVERDUE)
     without_event = make_ticket(support, **FIRST_RESPONSE_OVERDUE, queue_id=None)
     refused = make_ticket(support, **FIRST_RESPONSE_OVERDUE | {"number": "BAD-1"})
     before_update(support, "if new.number = 'BAD-1' then raise exception 'secret'; end if;")
     report = cycle()
     assert report.processed == 3
-    assert {error.split(" set aside: ")[0].split("(")[1]: error.split(" set aside: ")[1][:21] for error in report.errors} == {
+    assert {
+        error.split(" set aside: ")[0].split("(")[1]: error.split(" set aside: ")[1][:21] for error in report.errors
+    } == {
         f"{without_event})": "the event cannot be b",
         f"{refused})": "the database refuses ",
     }
@@ -110,7 +134,8 @@ def test_a_deadline_before_the_year_1_is_set_aside(due_at: str, support: Support
     report = cycle()
     assert (report.processed, report.backlog) == (1, 2)
     assert sorted(report.errors) == sorted(
-        f"ticket TCK-{ticket} ({ticket}) set aside: the deadline is not a date between the years 1 and 9999" for ticket in bad
+        f"ticket TCK-{ticket} ({ticket}) set aside: the deadline is not a date between the years 1 and 9999"
+        for ticket in bad
     )
     assert [event.ticket_id for event in events()] == [good]
 
@@ -138,7 +163,9 @@ def test_the_pause_doubles_up_to_an_hour(support: Support, cycle: Cycle, clock: 
     assert not is_breached(support, bad)
 
 
-@pytest.mark.parametrize("mended", [close, lambda support, ticket: support.execute("delete from support.tickets where id = %s", (ticket,))])
+@pytest.mark.parametrize(
+    "mended", [close, lambda support, ticket: support.execute("delete from support.tickets where id = %s", (ticket,))]
+)
 def test_a_ticket_that_is_not_overdue_any_more_is_forgotten(mended: Any, support: Support, cycle: Cycle) -> None:
     bad = make_ticket(support, **FIRST_RESPONSE_OVERDUE, queue_id=None)
     assert len(cycle().errors) == 1
@@ -192,7 +219,9 @@ def test_a_cycle_that_is_stopped_keeps_a_hundred_errors_too(support: Support, cy
     stops = iter([False, False, True])
     with pytest.raises(CycleStopped):
         cycle(CycleInput(batch_size=100), should_stop=lambda: next(stops))
-    ((state, count, error),) = support.execute("select state, error_count, error from support.ticket_sla_cycles").fetchall()
+    ((state, count, error),) = support.execute(
+        "select state, error_count, error from support.ticket_sla_cycles"
+    ).fetchall()
     lines = error.splitlines()
     assert (state, count, len(lines)) == ("canceled", 201, 101)
     assert lines[0] == "stop requested after 2 of 3 batches"

@@ -74,7 +74,11 @@ def test_resolution_overdue(support: Support, cycle: Cycle, events: Events) -> N
     assert report.by_kind == {BreachKind.FIRST_RESPONSE: 0, BreachKind.RESOLUTION: 1}
     assert look(support, ticket) == before | {"sla_breached": True, "updated_at": NOW}
     (event,) = events()
-    assert (event.ticket_id, event.breach_kind, event.due_at) == (ticket, BreachKind.RESOLUTION, "2026-11-30T11:59:00.000000Z")
+    assert (event.ticket_id, event.breach_kind, event.due_at) == (
+        ticket,
+        BreachKind.RESOLUTION,
+        "2026-11-30T11:59:00.000000Z",
+    )
     assert event.assignee_user_id == assignee
 
 
@@ -86,7 +90,9 @@ def test_resolution_overdue(support: Support, cycle: Cycle, events: Events) -> N
         pytest.param({"status": "Closed"}, id="Closed"),
     ],
 )
-def test_already_breached_or_resolved_or_closed(state: dict[str, object], support: Support, cycle: Cycle, events: Events) -> None:
+def test_already_breached_or_resolved_or_closed(
+    state: dict[str, object], support: Support, cycle: Cycle, events: Events
+) -> None:
     make_ticket(support, **FIRST_RESPONSE_OVERDUE | state)
     make_ticket(support, **RESOLUTION_OVERDUE | state)
     before = row_versions(support)

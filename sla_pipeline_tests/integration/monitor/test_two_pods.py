@@ -1,4 +1,6 @@
-"""Exactly one event, several pods and crashes: the cycle's share (SPEC 2.2, 7.2, 8). The relay's own share is in ``integration/kafka``."""
+"""Exactly one event, several pods and crashes: the cycle's share (SPEC 2.2, 7.2, 8). The relay's own share is in
+``integration/kafka``.
+"""
 
 import contextlib
 from typing import Any
@@ -11,13 +13,22 @@ from sla_pipeline.kafka.settings import KafkaSettings
 from sla_pipeline.monitor.steps import CycleReport
 from sla_pipeline_tests.integration.conftest import Cycle, Events
 from sla_pipeline_tests.integration.monitor.cycle_process import Pod
-from sla_pipeline_tests.tickets import FIRST_RESPONSE_OVERDUE, RESOLUTION_OVERDUE, breached_ids, make_tickets, row_versions
+from sla_pipeline_tests.tickets import (
+    FIRST_RESPONSE_OVERDUE,
+    RESOLUTION_OVERDUE,
+    breached_ids,
+    make_tickets,
+    row_versions,
+)
 
 Support = psycopg.Connection[Any]
 
 
 def test_two_pods_same_minute(support: Support, worker_url: str, kafka_settings: KafkaSettings, events: Events) -> None:
-    tickets = [*make_tickets(support, 5_000, **FIRST_RESPONSE_OVERDUE), *make_tickets(support, 5_000, **RESOLUTION_OVERDUE)]
+    tickets = [
+        *make_tickets(support, 5_000, **FIRST_RESPONSE_OVERDUE),
+        *make_tickets(support, 5_000, **RESOLUTION_OVERDUE),
+    ]
     with contextlib.ExitStack() as up:
         pods = [up.enter_context(Pod(worker_url, kafka_settings, run_id=f"pod-{number}")) for number in range(4)]
         for pod in pods:
@@ -59,7 +70,8 @@ def test_thousand_idle_cycles(support: Support, cycle: Cycle, events: Events) ->
     published, rows = events(), row_versions(support)
     assert len(published) == 20
     totals = [
-        (report.processed, report.published, report.batches, report.backlog, report.errors) for report in (cycle() for _ in range(1_000))
+        (report.processed, report.published, report.batches, report.backlog, report.errors)
+        for report in (cycle() for _ in range(1_000))
     ]
     assert totals == [(0, 0, 0, 0, [])] * 1_000
     assert row_versions(support) == rows
@@ -80,7 +92,9 @@ def test_killed_after_mark_before_publish(
     assert [event.ticket_id for event in events()] == tickets
 
 
-def test_killed_inside_a_batch(support: Support, worker_url: str, kafka_settings: KafkaSettings, cycle: Cycle, events: Events) -> None:
+def test_killed_inside_a_batch(
+    support: Support, worker_url: str, kafka_settings: KafkaSettings, cycle: Cycle, events: Events
+) -> None:
     tickets = make_tickets(support, 30, **FIRST_RESPONSE_OVERDUE)
     given = CycleInput(batch_size=10)
     with Pod(worker_url, kafka_settings, given, dies_at="batch_written", dies_at_nth=2) as pod:

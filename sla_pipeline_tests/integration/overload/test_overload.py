@@ -1,7 +1,9 @@
-"""More overdue tickets than a cycle may mark: what each cycle takes, in which order, at what cost in memory (SPEC 3.2, 3.5, 5.3, 5.7).
+"""More overdue tickets than a cycle may mark: what each cycle takes, in which order, at what cost in memory (SPEC 3.2,
+3.5, 5.3, 5.7).
 
-The order is that of ``(first_response_due_at, id)``, not that of coming: a ticket that comes into a backlog waits until all that were due
-before it are marked, and one that was due before them all is next. So nothing is starved as long as cycles mark more than comes in.
+The order is that of ``(first_response_due_at, id)``, not that of coming: a ticket that comes into a backlog waits until
+all that were due before it are marked, and one that was due before them all is next. So nothing is starved as long as
+cycles mark more than comes in.
 """
 
 from datetime import UTC, datetime
@@ -51,7 +53,8 @@ def test_two_hundred_thousand_at_once(support: Support, worker_url: str, kafka_s
     outcomes = []
     with Worker(worker_url, kafka_settings) as worker:
         outcomes.append(worker.cycle())
-        # a thousand that became overdue a moment ago, and a hundred, moved here from elsewhere, that were due before all others
+        # a thousand that became overdue a moment ago, and a hundred, moved here from elsewhere, that were due before
+        # all others
         come_overdue(support, "new", 1_000, due_hours_ago=1, now=now)
         come_overdue(support, "old", 100, due_hours_ago=240, now=now)
         outcomes += [worker.cycle() for _ in range(_CYCLE_COUNT - 1)]
@@ -61,7 +64,9 @@ def test_two_hundred_thousand_at_once(support: Support, worker_url: str, kafka_s
     assert [outcome.published for outcome in outcomes] == [_CEILING] * _CYCLE_COUNT
     assert all(outcome.has_more for outcome in outcomes)
     come = [_BACKLOG, *[_BACKLOG + 1_100] * (_CYCLE_COUNT - 1)]
-    assert [outcome.backlog for outcome in outcomes] == [total - (cycle + 1) * _CEILING for cycle, total in enumerate(come)]
+    assert [outcome.backlog for outcome in outcomes] == [
+        total - (cycle + 1) * _CEILING for cycle, total in enumerate(come)
+    ]
 
     marked = _numbers_marked_by_cycle(support)
     assert [_waves(numbers) for numbers in marked] == [
@@ -69,7 +74,9 @@ def test_two_hundred_thousand_at_once(support: Support, worker_url: str, kafka_s
         {"old": 100, "first": _CEILING - 100},
         *[{"first": _CEILING}] * (_CYCLE_COUNT - 2),
     ]
-    in_order = support.execute("select number from support.tickets where number like 'first%' order by first_response_due_at, id")
+    in_order = support.execute(
+        "select number from support.tickets where number like 'first%' order by first_response_due_at, id"
+    )
     expected = [number for (number,) in in_order][: _CYCLE_COUNT * _CEILING - 100]
     assert [number for numbers in marked for number in numbers if number.startswith("first")] == expected
 
@@ -82,7 +89,9 @@ def test_two_hundred_thousand_at_once(support: Support, worker_url: str, kafka_s
 
 
 def test_what_comes_into_a_backlog_is_taken_in_its_turn(support: Support, cycle: Cycle) -> None:
-    """Every cycle half a ceiling comes in; each wave is marked after those that were due before it, and none is left."""
+    """Every cycle half a ceiling comes in; each wave is marked after those that were due before it, and none is
+    left.
+    """
     given = CycleInput(batch_size=10, max_batches_per_cycle=2)
     waves = [f"wave{number}" for number in range(10)]
     come_overdue(support, waves[0], 140, due_hours_ago=24, now=NOW)

@@ -30,7 +30,9 @@ def new_database(postgres_server_url: str) -> Iterator[NewDatabase]:
 
 @pytest.fixture
 def new_login(owner_url: str) -> Iterator[NewLogin]:
-    """Makes a login that is a member of a group role, or of none; returns the URL of ``owner_url``'s database under it."""
+    """Makes a login that is a member of a group role, or of none; returns the URL of ``owner_url``'s database under
+    it.
+    """
     server = urlsplit(owner_url)
     with psycopg.connect(owner_url, autocommit=True) as connection, contextlib.ExitStack() as made:
 

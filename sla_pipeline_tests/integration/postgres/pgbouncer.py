@@ -1,4 +1,6 @@
-"""A real PgBouncer in front of a server, on a port of 127.0.0.1: Debian's package ``pgbouncer``, or whatever is on the path."""
+"""A real PgBouncer in front of a server, on a port of 127.0.0.1: Debian's package ``pgbouncer``, or whatever is on the
+path.
+"""
 
 import contextlib
 import os
@@ -40,7 +42,9 @@ class Pooler:
 
 @contextlib.contextmanager
 def pgbouncer(superuser_url: str, *other_urls: str, settings: Mapping[str, object] | None = None) -> Iterator[Pooler]:
-    """A pooler for the logins of the URLs; ``settings`` go on top of its defaults, which are a session mode of 20 server processes."""
+    """A pooler for the logins of the URLs; ``settings`` go on top of its defaults, which are a session mode of 20
+    server processes.
+    """
     assert PGBOUNCER is not None
     user = unprivileged_user()
     with server_folder() as folder:
@@ -48,7 +52,9 @@ def pgbouncer(superuser_url: str, *other_urls: str, settings: Mapping[str, objec
         home.mkdir()
         (port,) = free_ports(1)
         server = urlsplit(superuser_url)
-        (home / "users.txt").write_text("".join(f'"{_user(url)}" "{_password(url)}"\n' for url in (superuser_url, *other_urls)))
+        (home / "users.txt").write_text(
+            "".join(f'"{_user(url)}" "{_password(url)}"\n' for url in (superuser_url, *other_urls))
+        )
         values: dict[str, object] = {
             "listen_addr": "127.0.0.1",
             "listen_port": port,
@@ -58,10 +64,17 @@ def pgbouncer(superuser_url: str, *other_urls: str, settings: Mapping[str, objec
             "admin_users": _user(superuser_url),
             **(settings or {}),
         }
-        lines = ["[databases]", f"* = host={server.hostname} port={server.port}", "[pgbouncer]", *(f"{k} = {v}" for k, v in values.items())]
+        lines = [
+            "[databases]",
+            f"* = host={server.hostname} port={server.port}",
+            "[pgbouncer]",
+            *(f"{k} = {v}" for k, v in values.items()),
+        ]
         (home / "pgbouncer.ini").write_text("\n".join(lines) + "\n")
         _give_to(home, user.uid if user else os.geteuid())
-        service = Service("PgBouncer", [PGBOUNCER, home / "pgbouncer.ini"], folder / "pgbouncer.log", user=user, cwd=home)
+        service = Service(
+            "PgBouncer", [PGBOUNCER, home / "pgbouncer.ini"], folder / "pgbouncer.log", user=user, cwd=home
+        )
         through = server._replace(netloc=f"{server.netloc.rpartition('@')[0]}@127.0.0.1:{port}")
         pooler = Pooler(port, through._replace(path="/pgbouncer").geturl())
         with service:

@@ -24,19 +24,24 @@ COLUMNS = {
 }
 HASHED = (
     *(
-        f"create table support.tickets_{part} partition of support.tickets for values with (modulus 3, remainder {part})"
+        f"create table support.tickets_{part} partition of support.tickets for values with (modulus 3, remainder "
+        f"{part})"
         for part in range(2)
     ),
     # a second level, in a schema of its own
     "create schema archive",
-    'create table archive."old tickets" partition of support.tickets for values with (modulus 3, remainder 2) partition by range (id)',
-    "create table archive.old_low partition of archive.\"old tickets\" for values from (minvalue) to ('80000000000000000000000000000000')",
+    'create table archive."old tickets" partition of support.tickets for values with (modulus 3, remainder 2) '
+    "partition by range (id)",
+    'create table archive.old_low partition of archive."old tickets" for values from (minvalue) to '
+    "('80000000000000000000000000000000')",
     'create table archive.old_high partition of archive."old tickets" default',
 )
 """Three partitions by hash of the id, the last one partitioned again, by range of the id: four leaves."""
 
 
-def make_table(url: str, *, key: str = "primary key (id)", suffix: str = "", after: tuple[str, ...] = (), **columns: str) -> None:
+def make_table(
+    url: str, *, key: str = "primary key (id)", suffix: str = "", after: tuple[str, ...] = (), **columns: str
+) -> None:
     """Make the table with some ``columns`` of another type; an empty one leaves the column out."""
     definitions = [f"{name} {definition}" for name, definition in {**COLUMNS, **columns}.items() if definition]
     with psycopg.connect(url, autocommit=True) as connection:

@@ -11,7 +11,7 @@ from psycopg import sql
 from typer.testing import CliRunner
 
 from sla_pipeline import cli
-from sla_pipeline.errors import DatabaseError, DatabaseUnavailable
+from sla_pipeline.errors import PostgresSetupError, PostgresUnavailable
 from sla_pipeline.postgres.migrate import upgrade
 from sla_pipeline.postgres.session import PostgresSettings
 from sla_pipeline_tests.integration.postgres.conftest import NewLogin
@@ -25,9 +25,9 @@ def _open(url: str) -> None:
 
 def _refusal(url: str) -> str:
     """What a worker is told; the owner is told the same."""
-    with pytest.raises(DatabaseError) as worker:
+    with pytest.raises(PostgresSetupError) as worker:
         _open(url)
-    with pytest.raises(DatabaseError) as owner:
+    with pytest.raises(PostgresSetupError) as owner:
         upgrade(url)
     assert str(owner.value) == str(worker.value).replace("SLA_POSTGRES_URL", "SLA_POSTGRES_OWNER_URL")
     password = urlsplit(url).password
@@ -60,11 +60,28 @@ def _without_password(url: str) -> str:
         (_without_password, "check password, port and parameters such as sslmode in SLA_POSTGRES_URL"),
         (lambda url: url.replace("://", "://nobody_"), "check user and password in SLA_POSTGRES_URL"),
         (lambda url: _in(url, "nowhere"), 'database "nowhere" does not exist; check the database in SLA_POSTGRES_URL'),
-        (lambda url: f"{url}?sslmode=require", "server does not support SSL, but SSL was required; the server answered, and the driver"),
-        (lambda url: f"{url}?options=-c%20nonsense%3D1", "(42704) check the parameters in SLA_POSTGRES_URL and the server's log"),
-        (lambda url: f"{url}?target_session_attrs=standby", "check password, port and parameters such as sslmode in SLA_POSTGRES_URL"),
+        (
+            lambda url: f"{url}?sslmode=require",
+            "server does not support SSL, but SSL was required; the server answered, and the driver",
+        ),
+        (
+            lambda url: f"{url}?options=-c%20nonsense%3D1",
+            "(42704) check the parameters in SLA_POSTGRES_URL and the server's log",
+        ),
+        (
+            lambda url: f"{url}?target_session_attrs=standby",
+            "check password, port and parameters such as sslmode in SLA_POSTGRES_URL",
+        ),
     ],
-    ids=["wrong password", "no password", "no such role", "no such database", "no TLS", "unknown setting", "not a standby"],
+    ids=[
+        "wrong password",
+        "no password",
+        "no such role",
+        "no such database",
+        "no TLS",
+        "unknown setting",
+        "not a standby",
+    ],
 )
 def test_a_value_of_the_url_that_the_server_refuses(
     change: Callable[[str], str], words: str, worker_url: str, monkeypatch: pytest.MonkeyPatch
@@ -95,14 +112,16 @@ def test_a_login_without_the_right_to_connect(support: Support, worker_url: str,
     database, url = sql.Identifier(other_database), _in(worker_url, other_database)
     support.execute(sql.SQL("revoke connect on database {} from public").format(database))
     assert _refusal(url).endswith("; `grant connect on database DATABASE to USER`")
-    support.execute(sql.SQL("grant connect on database {} to {}").format(database, sql.Identifier(urlsplit(url).username or "")))
+    support.execute(
+        sql.SQL("grant connect on database {} to {}").format(database, sql.Identifier(urlsplit(url).username or ""))
+    )
     _open(url)
 
 
 def test_a_login_that_has_all_its_connections_is_tried_again(support: Support, new_login: NewLogin) -> None:
     url = new_login("sla_worker")
     support.execute(sql.SQL("alter role {} connection limit 1").format(sql.Identifier(urlsplit(url).username or "")))
-    with contextlib.closing(psycopg.connect(url)), pytest.raises(DatabaseUnavailable, match="too many connections"):
+    with contextlib.closing(psycopg.connect(url)), pytest.raises(PostgresUnavailable, match="too many connections"):
         _open(url)
 
 
@@ -131,7 +150,9 @@ def test_commands_of_worker_and_owner_end_with_the_same_exit_code(
 
 
 @pytest.mark.parametrize("name", ["support desk", "поддержка"])
-def test_an_encoded_name_of_a_database_is_decoded_for_the_owner_too(name: str, support: Support, owner_url: str) -> None:
+def test_an_encoded_name_of_a_database_is_decoded_for_the_owner_too(
+    name: str, support: Support, owner_url: str
+) -> None:
     server, database = urlsplit(owner_url), f"{support.info.dbname} {name}"
     support.execute(sql.SQL("create database {}").format(sql.Identifier(database)))
     try:

@@ -12,7 +12,7 @@ from psycopg import sql
 
 import sla_pipeline.postgres.migrate
 from sla_pipeline.embedded.ports import free_ports
-from sla_pipeline.errors import ConfigurationError, DatabaseError, DatabaseUnavailable
+from sla_pipeline.errors import ConfigurationError, PostgresSetupError, PostgresUnavailable
 from sla_pipeline.postgres.indexes import OUR_INDEXES
 from sla_pipeline.postgres.migrate import downgrade, upgrade
 from sla_pipeline.postgres.schema import REVISION
@@ -22,7 +22,13 @@ from sla_pipeline_tests.integration.kafka.waiting import wait_until
 from sla_pipeline_tests.integration.postgres.conftest import NewDatabase
 
 _INDEXES = [ours.name for ours in OUR_INDEXES]
-_OURS = ["ticket_sla_breaches", "ticket_sla_cycles", "ticket_sla_relay", "ticket_sla_schema_version", "ticket_sla_set_aside"]
+_OURS = [
+    "ticket_sla_breaches",
+    "ticket_sla_cycles",
+    "ticket_sla_relay",
+    "ticket_sla_schema_version",
+    "ticket_sla_set_aside",
+]
 # made by the support service: more columns, other lengths, constraints and a trigger of its own, and rows
 _TICKETS_OF_SOMEBODY_ELSE = """
 create schema support;
@@ -58,7 +64,9 @@ values ('0a11ce00-0000-4000-8000-000000000001', 'TCK-1', 'Help', '0b0b0000-0000-
 
 def _tables(url: str) -> list[str]:
     with psycopg.connect(url) as connection:
-        rows = connection.execute("select table_name from information_schema.tables where table_schema = 'support' order by 1").fetchall()
+        rows = connection.execute(
+            "select table_name from information_schema.tables where table_schema = 'support' order by 1"
+        ).fetchall()
     return [name for (name,) in rows]
 
 
@@ -84,8 +92,9 @@ def _dump(url: str) -> list[tuple[Any, ...]]:
                 " where connamespace = 'support'::regnamespace order by 1, 2",
                 "select tablename, indexname, indexdef from pg_indexes where schemaname = 'support' order by 1, 2",
                 "select relname, relacl::text from pg_class where relnamespace = 'support'::regnamespace order by 1",
-                "select attrelid::regclass::text, attname, attacl::text from pg_attribute where attacl is not null and not attisdropped"
-                " and attrelid in (select oid from pg_class where relnamespace = 'support'::regnamespace) order by 1, 2",
+                "select attrelid::regclass::text, attname, attacl::text from pg_attribute where attacl is not null "
+                "and not attisdropped and attrelid in (select oid from pg_class where relnamespace = "
+                "'support'::regnamespace) order by 1, 2",
                 "select * from support.ticket_sla_relay",
             )
             for row in connection.execute(statement).fetchall()
@@ -94,7 +103,9 @@ def _dump(url: str) -> list[tuple[Any, ...]]:
 
 def test_revision_equals_the_head_of_alembic() -> None:
     config = Config()
-    config.set_main_option("script_location", str(sla_pipeline.postgres.migrate.__file__).replace("migrate.py", "migrations"))
+    config.set_main_option(
+        "script_location", str(sla_pipeline.postgres.migrate.__file__).replace("migrate.py", "migrations")
+    )
     assert set(ScriptDirectory.from_config(config).get_heads()) == {REVISION, "support_0001"}
 
 
@@ -109,7 +120,12 @@ def test_upgrade_from_empty_downgrade_and_upgrade_again(new_database: NewDatabas
 
     downgrade(url)
     assert _tables(url) == ["ticket_sla_schema_version", "tickets"]
-    assert set(_indexes_of_tickets(url)) == {"tickets_pkey", "tickets_number_key", "tickets_first_response_due", "tickets_resolution_due"}
+    assert set(_indexes_of_tickets(url)) == {
+        "tickets_pkey",
+        "tickets_number_key",
+        "tickets_first_response_due",
+        "tickets_resolution_due",
+    }
     downgrade(url, with_tickets=True)
     assert _tables(url) == ["ticket_sla_schema_version"]
 
@@ -142,11 +158,11 @@ def test_the_support_services_own_table_is_used_as_it_is(new_database: NewDataba
 
 def test_missing_tickets_are_told_and_nothing_is_made(new_database: NewDatabase) -> None:
     url = new_database()
-    with pytest.raises(DatabaseError) as raised:
+    with pytest.raises(PostgresSetupError) as raised:
         upgrade(url)
     assert str(raised.value) == (
-        f"table support.tickets does not exist in database '{urlsplit(url).path[1:]}': it belongs to the support service; "
-        "check the database, or pass --with-tickets for a demo"
+        f"table support.tickets does not exist in database '{urlsplit(url).path[1:]}': it belongs to the support "
+        "service; check the database, or pass --with-tickets for a demo"
     )
     with psycopg.connect(url) as connection:
         assert connection.execute("select to_regnamespace('support')").fetchone() == (None,)
@@ -155,27 +171,36 @@ def test_missing_tickets_are_told_and_nothing_is_made(new_database: NewDatabase)
 def test_a_half_built_index_of_an_interrupted_try_is_built_anew(owner_url: str) -> None:
     name = _INDEXES[0]
     with psycopg.connect(owner_url, autocommit=True) as connection:
-        connection.execute("update pg_index set indisvalid = false where indexrelid = %s::regclass", (f"support.{name}",))
-        connection.execute("update support.ticket_sla_schema_version set version_num = 'sla_0001' where version_num = %s", (REVISION,))
+        connection.execute(
+            "update pg_index set indisvalid = false where indexrelid = %s::regclass", (f"support.{name}",)
+        )
+        connection.execute(
+            "update support.ticket_sla_schema_version set version_num = 'sla_0001' where version_num = %s", (REVISION,)
+        )
     assert _indexes_of_tickets(owner_url)[name] is False
     upgrade(owner_url)
     assert _indexes_of_tickets(owner_url)[name] is True
 
 
 def test_writers_go_on_while_indexes_are_built(owner_url: str) -> None:
-    """The build waits for a transaction that is open on the table, longer than the login's statements may take; nobody waits for it."""
+    """The build waits for a transaction that is open on the table, longer than the login's statements may take; nobody
+    waits for it.
+    """
     downgrade(owner_url)
     insert = "insert into support.tickets (id, number, status) values (gen_random_uuid(), %s, 'New')"
     with psycopg.connect(owner_url) as operator, psycopg.connect(owner_url, autocommit=True) as other:
         operator.execute(insert, ("TCK-1",))
-        other.execute(sql.SQL("alter database {} set statement_timeout = '500ms'").format(sql.Identifier(other.info.dbname)))
+        other.execute(
+            sql.SQL("alter database {} set statement_timeout = '500ms'").format(sql.Identifier(other.info.dbname))
+        )
         building = threading.Thread(target=upgrade, args=(owner_url,))
         building.start()
         wait_until(
             lambda: bool(
                 other.execute(
-                    "select 1 from pg_stat_progress_create_index p join pg_stat_activity using (pid) where p.datname = current_database()"
-                    " and phase like 'waiting for%' and query_start < clock_timestamp() - interval '600 ms'"
+                    "select 1 from pg_stat_progress_create_index p join pg_stat_activity using (pid) where p.datname "
+                    "= current_database() and phase like 'waiting for%' and query_start < clock_timestamp() - "
+                    "interval '600 ms'"
                 ).fetchall()
             ),
             what="the build to wait for the operator",
@@ -193,23 +218,32 @@ def test_two_migrations_at_once_are_kept_apart(owner_url: str) -> None:
     with psycopg.connect(owner_url, autocommit=True) as connection:
         connection.execute("select pg_advisory_lock(%s)", (sla_pipeline.postgres.migrate._LOCK_KEY,))
         with pytest.raises(
-            DatabaseError,
-            match=r"another migration of database 'test_.*' at .* as user 'postgres' is under way; try again when it has ended",
+            PostgresSetupError,
+            match=r"another migration of database 'test_.*' at .* as user 'postgres' is under way; try again when it "
+            r"has ended",
         ):
             upgrade(owner_url)
 
 
 def test_a_database_of_a_newer_version_is_refused(owner_url: str) -> None:
     with psycopg.connect(owner_url, autocommit=True) as connection:
-        connection.execute("update support.ticket_sla_schema_version set version_num = 'sla_9999' where version_num = %s", (REVISION,))
+        connection.execute(
+            "update support.ticket_sla_schema_version set version_num = 'sla_9999' where version_num = %s", (REVISION,)
+        )
     made = _dump(owner_url)
-    with pytest.raises(DatabaseError, match=r"'sla_9999'; the database was migrated by another version of sla-pipeline"):
+    with pytest.raises(
+        PostgresSetupError, match=r"'sla_9999'; the database was migrated by another version of sla-pipeline"
+    ):
         upgrade(owner_url)
     assert _dump(owner_url) == made
 
 
-def test_the_owner_of_schema_and_table_may_migrate_where_the_roles_exist(owner_url: str, new_database: NewDatabase) -> None:
-    """No superuser, no right to make roles or schemas: a DBA has made the two roles once for the server, and gave the schema away."""
+def test_the_owner_of_schema_and_table_may_migrate_where_the_roles_exist(
+    owner_url: str, new_database: NewDatabase
+) -> None:
+    """No superuser, no right to make roles or schemas: a DBA has made the two roles once for the server, and gave the
+    schema away.
+    """
     url = new_database()
     server, name = urlsplit(url), urlsplit(url).path[1:]
     with psycopg.connect(url, autocommit=True) as connection:
@@ -227,7 +261,7 @@ def test_the_owner_of_schema_and_table_may_migrate_where_the_roles_exist(owner_u
 
 
 def test_a_login_without_rights_is_told_what_is_missing(worker_url: str, worker_login: tuple[str, str]) -> None:
-    with pytest.raises(DatabaseError) as raised:
+    with pytest.raises(PostgresSetupError) as raised:
         downgrade(worker_url)
     assert "must be owner of table ticket_sla_set_aside" in str(raised.value)
     assert str(raised.value).endswith("let SLA_POSTGRES_OWNER_URL name the owner of schema support and of its tables")
@@ -237,12 +271,15 @@ def test_a_login_without_rights_is_told_what_is_missing(worker_url: str, worker_
 def test_unreachable_server_and_malformed_url(monkeypatch: pytest.MonkeyPatch) -> None:
     (port,) = free_ports(1)
     with pytest.raises(
-        DatabaseUnavailable, match=rf"no connection to database 'support' at 127\.0\.0\.1:{port} as user 'owner': "
+        PostgresUnavailable, match=rf"no connection to database 'support' at 127\.0\.0\.1:{port} as user 'owner': "
     ) as raised:
         upgrade(f"postgresql://owner:s3cr3t@127.0.0.1:{port}/support")
     assert str(raised.value).endswith("check the server, the network and SLA_POSTGRES_OWNER_URL")
     assert "s3cr3t" not in str(raised.value)
-    with pytest.raises(ConfigurationError, match="SLA_POSTGRES_OWNER_URL is not a URL of Postgres; write postgresql://USER:PASSWORD@HOST"):
+    with pytest.raises(
+        ConfigurationError,
+        match="SLA_POSTGRES_OWNER_URL is not a URL of Postgres; write postgresql://USER:PASSWORD@HOST",
+    ):
         upgrade("s3cr3t")
     monkeypatch.delenv("SLA_POSTGRES_OWNER_URL", raising=False)
     with pytest.raises(ConfigurationError, match="SLA_POSTGRES_OWNER_URL is not set; set it to postgresql://USER"):

@@ -6,7 +6,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from sla_pipeline.errors import DatabaseError
+from sla_pipeline.errors import PostgresSetupError
 from sla_pipeline.postgres.migrate import upgrade
 from sla_pipeline_tests.integration.conftest import Cycle
 from sla_pipeline_tests.integration.postgres.conftest import NewLogin
@@ -17,7 +17,7 @@ _MEMBERSHIP = "grant sla_worker to"
 
 
 def _failure(cycle: Cycle) -> str:
-    with pytest.raises(DatabaseError) as raised:
+    with pytest.raises(PostgresSetupError) as raised:
         cycle().raise_if_failed()
     return str(raised.value)
 
@@ -30,17 +30,24 @@ def audited_ticket(support: Support) -> str:
         "create function support.audit() returns trigger language plpgsql as $$ begin "
         "insert into support.ticket_audit values (new.id, current_user); return new; end $$"
     )
-    support.execute("create trigger audit after update on support.tickets for each row execute function support.audit()")
+    support.execute(
+        "create trigger audit after update on support.tickets for each row execute function support.audit()"
+    )
     return make_ticket(support, **FIRST_RESPONSE_OVERDUE)
 
 
 @pytest.mark.parametrize(
     "remedy", ["grant insert on support.ticket_audit to sla_worker", "alter function support.audit() security definer"]
 )
-def test_an_audit_trigger_of_the_support_service(remedy: str, audited_ticket: str, support: Support, cycle: Cycle) -> None:
+def test_an_audit_trigger_of_the_support_service(
+    remedy: str, audited_ticket: str, support: Support, cycle: Cycle
+) -> None:
     said = _failure(cycle)
     assert "permission denied for table ticket_audit" in said
-    assert "grant the right to sla_worker, or let the function run with its owner's: `alter function NAME security definer`" in said
+    assert (
+        "grant the right to sla_worker, or let the function run with its owner's: `alter function NAME security "
+        "definer`" in said
+    )
     assert _MEMBERSHIP not in said
     support.execute(remedy.encode())
     assert cycle().errors == []
@@ -53,7 +60,9 @@ def test_a_trigger_that_refuses_by_itself_gets_no_remedy_that_is_none(support: S
         "create function support.keep_out() returns trigger language plpgsql as $$ begin "
         "raise insufficient_privilege using message = 'no monitor for ' || new.number; end $$"
     )
-    support.execute("create trigger keep_out before update on support.tickets for each row execute function support.keep_out()")
+    support.execute(
+        "create trigger keep_out before update on support.tickets for each row execute function support.keep_out()"
+    )
     said = _failure(cycle)
     assert "in a function or trigger of the database" in said
     assert "a function of the support service refuses the monitor: ask its owner" in said
@@ -79,6 +88,6 @@ def test_a_login_without_the_role(worker_login: tuple[str, str], support: Suppor
 
 
 def test_an_owner_that_is_none(new_login: NewLogin) -> None:
-    with pytest.raises(DatabaseError) as raised:
+    with pytest.raises(PostgresSetupError) as raised:
         upgrade(new_login())
     assert str(raised.value).endswith("let SLA_POSTGRES_OWNER_URL name the owner of schema support and of its tables")

@@ -1,4 +1,6 @@
-"""A partitioned table of the support service: indexed without blocking writers, whatever interrupts it, and the whole cycle on it."""
+"""A partitioned table of the support service: indexed without blocking writers, whatever interrupts it, and the whole
+cycle on it.
+"""
 
 import threading
 from collections.abc import Iterator
@@ -10,7 +12,7 @@ import sqlalchemy
 
 from sla_pipeline.audit.verify import verify
 from sla_pipeline.cycle import SimulatedClock
-from sla_pipeline.errors import DatabaseBusy, DatabaseError
+from sla_pipeline.errors import PostgresBusy, PostgresSetupError
 from sla_pipeline.kafka.relay import Relay
 from sla_pipeline.kafka.settings import KafkaSettings
 from sla_pipeline.monitor.runner import run_cycle
@@ -24,7 +26,15 @@ from sla_pipeline_tests.integration.conftest import Events
 from sla_pipeline_tests.integration.kafka.waiting import wait_until
 from sla_pipeline_tests.integration.postgres.conftest import NewDatabase
 from sla_pipeline_tests.integration.postgres.tables_of_others import make_hashed_table, make_table
-from sla_pipeline_tests.tickets import FIRST_RESPONSE_OVERDUE, NOW, RESOLUTION_OVERDUE, breached_ids, look, make_ticket, make_tickets
+from sla_pipeline_tests.tickets import (
+    FIRST_RESPONSE_OVERDUE,
+    NOW,
+    RESOLUTION_OVERDUE,
+    breached_ids,
+    look,
+    make_ticket,
+    make_tickets,
+)
 
 _LEAF_COUNT = 4
 _FIRST, _RESOLUTION = OUR_INDEXES
@@ -95,7 +105,9 @@ def test_each_partition_is_indexed_and_a_later_one_gets_its_index(url: str, owne
     assert {table for table, *_ in _tree(owner)} == {"archive.old_high"}
 
 
-def test_building_goes_on_wherever_it_was_interrupted(url: str, owner: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_building_goes_on_wherever_it_was_interrupted(
+    url: str, owner: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Stopped after each single statement, run again: no statement is repeated, and at the end everything is valid."""
     executed: list[str] = []
 
@@ -140,18 +152,24 @@ def test_a_half_built_index_of_a_partition_is_built_anew(url: str, owner: psycop
 def test_an_index_made_by_hand_counts_whatever_its_name(url: str, owner: psycopg.Connection[Any]) -> None:
     """On the whole table, or on a single partition: there it is attached instead of built once more."""
     owner.execute(f"create index by_hand on support.tickets ({_FIRST.columns}) where {_FIRST.condition}".encode())
-    owner.execute(f'create index "of one" on support.tickets_0 ({_RESOLUTION.columns}) where {_RESOLUTION.condition}'.encode())
+    owner.execute(
+        f'create index "of one" on support.tickets_0 ({_RESOLUTION.columns}) where {_RESOLUTION.condition}'.encode()
+    )
     assert _missing(owner) == [_RESOLUTION.name]
     upgrade(url)
     assert _missing(owner) == []
     names = {name for _, name, _, _, _ in _tree(owner)}
     assert not any(name.startswith(_FIRST.name) for name in names)
     assert len(names) == 1 + 5 - 1
-    attached = owner.execute("select inhparent::regclass::text from pg_inherits where inhrelid = 'support.\"of one\"'::regclass").fetchone()
+    attached = owner.execute(
+        "select inhparent::regclass::text from pg_inherits where inhrelid = 'support.\"of one\"'::regclass"
+    ).fetchone()
     assert attached == (f"support.{_RESOLUTION.name}",)
 
 
-def test_an_attached_index_that_is_not_valid_is_reported_with_what_to_drop(url: str, owner: psycopg.Connection[Any]) -> None:
+def test_an_attached_index_that_is_not_valid_is_reported_with_what_to_drop(
+    url: str, owner: psycopg.Connection[Any]
+) -> None:
     upgrade(url)
     ((oid,),) = owner.execute("select 'support.tickets_1'::regclass::oid").fetchall()
     owner.execute(
@@ -160,7 +178,8 @@ def test_an_attached_index_that_is_not_valid_is_reported_with_what_to_drop(url: 
     )
     assert _missing(owner) == [_FIRST.name]
     with pytest.raises(
-        DatabaseError, match=rf"index support\.{_FIRST.name} is still not valid: .* \(`drop index support\.{_FIRST.name}`\) and run"
+        PostgresSetupError,
+        match=rf"index support\.{_FIRST.name} is still not valid: .* \(`drop index support\.{_FIRST.name}`\) and run",
     ) as raised:
         upgrade(url)
     owner.execute(str(raised.value).split("`")[1].encode())
@@ -171,7 +190,9 @@ def test_an_attached_index_that_is_not_valid_is_reported_with_what_to_drop(url: 
 def test_writers_wait_for_a_moment_only_and_migrate_gives_up_where_the_table_is_held(
     url: str, owner: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The lock of a partitioned table's index is waited for in short pieces, between which writers pass; the next `migrate` goes on."""
+    """The lock of a partitioned table's index is waited for in short pieces, between which writers pass; the next
+    `migrate` goes on.
+    """
     monkeypatch.setattr(index_build, "_BRIEF_WAIT_MS", 200)
     monkeypatch.setattr(index_build, "_PAUSE_SECONDS", 0.05)
     monkeypatch.setattr(index_build, "_BRIEF_TRIES_SECONDS", 1.0)
@@ -180,7 +201,7 @@ def test_writers_wait_for_a_moment_only_and_migrate_gives_up_where_the_table_is_
     def migrate() -> None:
         try:
             upgrade(url)
-        except DatabaseBusy as busy:
+        except PostgresBusy as busy:
             failed.append(busy)
 
     with psycopg.connect(url) as writer, psycopg.connect(url, autocommit=True) as other:
@@ -188,7 +209,11 @@ def test_writers_wait_for_a_moment_only_and_migrate_gives_up_where_the_table_is_
         migrating = threading.Thread(target=migrate)
         migrating.start()
         wait_until(
-            lambda: bool(owner.execute("select 1 from pg_locks where relation = 'support.tickets'::regclass and not granted").fetchall()),
+            lambda: bool(
+                owner.execute(
+                    "select 1 from pg_locks where relation = 'support.tickets'::regclass and not granted"
+                ).fetchall()
+            ),
             what="the index to wait for the writer",
         )
         other.execute("set lock_timeout = '1s'")
@@ -197,7 +222,10 @@ def test_writers_wait_for_a_moment_only_and_migrate_gives_up_where_the_table_is_
         assert not migrating.is_alive()
     (busy,) = failed
     assert str(busy).startswith(f"`create index {_FIRST.name} on only support.tickets (")
-    assert "has waited 1 s for transactions that hold the table; what was built stays. End the oldest one (`select pid, " in str(busy)
+    assert (
+        "has waited 1 s for transactions that hold the table; what was built stays. End the oldest one (`select pid, "
+        in str(busy)
+    )
     oldest = owner.execute(str(busy).split("`")[3].encode()).fetchall()
     assert oldest
     upgrade(url)
@@ -212,7 +240,9 @@ def test_a_concurrent_build_that_waits_too_long_is_reported_and_goes_on(
     with psycopg.connect(url) as writer:
         # in a partition, so that the table itself is free
         writer.execute("lock table support.tickets_0 in row exclusive mode")
-        with pytest.raises(DatabaseBusy, match=r"`create index concurrently .* on support\.tickets_0 .*` has waited 0\.2 s"):
+        with pytest.raises(
+            PostgresBusy, match=r"`create index concurrently .* on support\.tickets_0 .*` has waited 0\.2 s"
+        ):
             upgrade(url)
     assert [valid for table, _, valid, _, _ in _tree(owner) if table == "support.tickets_0"] == [False]
     upgrade(url)
@@ -226,7 +256,8 @@ def test_a_concurrent_build_that_waits_too_long_is_reported_and_goes_on(
             "partition by range (created_at)",
             "primary key (id, created_at)",
             ("create table support.tickets_all partition of support.tickets default",),
-            "the table is partitioned by RANGE (created_at), and Postgres keeps a key unique within each partition only",
+            "the table is partitioned by RANGE (created_at), and Postgres keeps a key unique within each partition "
+            "only",
         ),
         (
             "partition by hash (id)",
@@ -254,7 +285,7 @@ def test_an_id_that_is_not_unique_over_all_partitions_is_refused_before_anything
 ) -> None:
     url = new_database()
     make_table(url, suffix=suffix, key=key, after=after)
-    with pytest.raises(DatabaseError) as raised:
+    with pytest.raises(PostgresSetupError) as raised:
         upgrade(url)
     assert told in str(raised.value)
     with psycopg.connect(url) as connection:
@@ -264,7 +295,9 @@ def test_an_id_that_is_not_unique_over_all_partitions_is_refused_before_anything
 def test_a_whole_cycle_on_a_partitioned_table(
     url: str, owner: psycopg.Connection[Any], relay: Relay, events: Events, kafka_settings: KafkaSettings
 ) -> None:
-    """Claim in order, lock past rows that others hold, set aside by the row's version, mark, publish, audit, preview, backlog."""
+    """Claim in order, lock past rows that others hold, set aside by the row's version, mark, publish, audit, preview,
+    backlog.
+    """
     upgrade(url)
     first = make_tickets(owner, 20, **FIRST_RESPONSE_OVERDUE)
     late = make_tickets(owner, 20, **RESOLUTION_OVERDUE)

@@ -1,4 +1,5 @@
-"""What the job's statements read: a claim only as many index entries as it takes, a batch by the primary key (SPEC 5.3).
+"""What the job's statements read: a claim only as many index entries as it takes, a batch by the primary key (SPEC
+5.3).
 
 Without it every other test passes, and each batch of a cycle reads all that is overdue.
 """

@@ -1,4 +1,6 @@
-"""Through a real PgBouncer: in session mode everything works, and whatever does not keep a session is refused before it is used."""
+"""Through a real PgBouncer: in session mode everything works, and whatever does not keep a session is refused before it
+is used.
+"""
 
 import contextlib
 import threading
@@ -11,7 +13,7 @@ import pytest
 
 from sla_pipeline.audit.verify import verify
 from sla_pipeline.cycle import CycleInput, SimulatedClock
-from sla_pipeline.errors import DatabaseError, DatabaseUnavailable
+from sla_pipeline.errors import PostgresSetupError, PostgresUnavailable
 from sla_pipeline.kafka.relay import Relay
 from sla_pipeline.kafka.settings import KafkaSettings
 from sla_pipeline.monitor.runner import run_cycle
@@ -26,11 +28,18 @@ from sla_pipeline_tests.integration.kafka.waiting import wait_until
 from sla_pipeline_tests.integration.postgres.pgbouncer import PGBOUNCER, Pooler, pgbouncer
 from sla_pipeline_tests.tickets import FIRST_RESPONSE_OVERDUE, NOW, breached_ids, make_ticket, make_tickets
 
-pytestmark = pytest.mark.skipif(PGBOUNCER is None, reason="no pgbouncer on this machine (Debian: apt-get install pgbouncer)")
+pytestmark = pytest.mark.skipif(
+    PGBOUNCER is None, reason="no pgbouncer on this machine (Debian: apt-get install pgbouncer)"
+)
 
 Support = psycopg.Connection[Any]
-_TRANSACTION_MODE = "is behind a pooler in transaction or statement mode: a session does not keep its server process, settings and locks"
-_NOT_RESET = "is behind a pooler that does not reset a session at its end, so that its locks and prepared statements stay"
+_TRANSACTION_MODE = (
+    "is behind a pooler in transaction or statement mode: a session does not keep its server "
+    "process, settings and locks"
+)
+_NOT_RESET = (
+    "is behind a pooler that does not reset a session at its end, so that its locks and prepared statements stay"
+)
 
 
 class StartPooler(Protocol):
@@ -70,7 +79,7 @@ def _other_clients(url: str, count: int) -> Iterator[None]:
 
 
 def _refusal(url: str) -> str:
-    with pytest.raises(DatabaseError) as raised:
+    with pytest.raises(PostgresSetupError) as raised:
         PostgresSettings(url).connect(purpose="test").close()
     return str(raised.value)
 
@@ -102,7 +111,9 @@ def test_three_workers_at_once_share_a_pooler_in_session_mode(
     assert sorted(event.ticket_id for event in events()) == sorted(tickets)
 
 
-def test_the_relays_lock_is_free_when_its_session_through_a_pooler_is_closed(worker_url: str, start_pooler: StartPooler) -> None:
+def test_the_relays_lock_is_free_when_its_session_through_a_pooler_is_closed(
+    worker_url: str, start_pooler: StartPooler
+) -> None:
     url = start_pooler().url(worker_url)
     with PostgresOutbox(PostgresSettings(worker_url)) as direct:
         with PostgresOutbox(PostgresSettings(url)) as pooled:
@@ -116,7 +127,11 @@ def test_the_relays_lock_is_free_when_its_session_through_a_pooler_is_closed(wor
     ("settings", "words", "remedy"),
     [
         ({"pool_mode": "transaction"}, _TRANSACTION_MODE, {"pool_mode": "session"}),
-        ({"pool_mode": "transaction", "ignore_startup_parameters": "options"}, _TRANSACTION_MODE, {"pool_mode": "session"}),
+        (
+            {"pool_mode": "transaction", "ignore_startup_parameters": "options"},
+            _TRANSACTION_MODE,
+            {"pool_mode": "session"},
+        ),
         ({"pool_mode": "transaction", "server_round_robin": 1}, _TRANSACTION_MODE, {"pool_mode": "session"}),
         ({"pool_mode": "statement"}, _TRANSACTION_MODE, {"pool_mode": "session"}),
         (
@@ -169,11 +184,17 @@ def test_a_refused_pooler_costs_no_ticket_and_no_lock(
     support: Support, worker_url: str, start_pooler: StartPooler, relay: Relay, cycle: Cycle, events: Events
 ) -> None:
     """Row-level security hides half of the tickets from a session without our settings."""
-    seen, hidden = make_ticket(support, **FIRST_RESPONSE_OVERDUE), make_ticket(support, **FIRST_RESPONSE_OVERDUE, priority="High")
+    seen, hidden = (
+        make_ticket(support, **FIRST_RESPONSE_OVERDUE),
+        make_ticket(support, **FIRST_RESPONSE_OVERDUE, priority="High"),
+    )
     support.execute("create policy half on support.tickets using (priority = 'Normal')")
     support.execute("alter table support.tickets enable row level security")
     url = start_pooler(pool_mode="transaction", ignore_startup_parameters="options").url(worker_url)
-    with contextlib.closing(Database(PostgresSettings(url))) as pooled, pytest.raises(DatabaseError, match=_TRANSACTION_MODE):
+    with (
+        contextlib.closing(Database(PostgresSettings(url))) as pooled,
+        pytest.raises(PostgresSetupError, match=_TRANSACTION_MODE),
+    ):
         run_cycle(pooled, relay, clock=SimulatedClock(NOW))
     assert breached_ids(support) == set()
     support.execute("alter table support.tickets disable row level security")
@@ -188,7 +209,7 @@ def test_a_row_level_policy_is_refused_through_a_pooler_too(
     support.execute("create policy half on support.tickets using (priority = 'Normal')")
     support.execute("alter table support.tickets enable row level security")
     with contextlib.closing(Database(PostgresSettings(start_pooler().url(worker_url)))) as database:
-        with pytest.raises(DatabaseError, match="`alter role LOGIN bypassrls`"):
+        with pytest.raises(PostgresSetupError, match="`alter role LOGIN bypassrls`"):
             run_cycle(database, relay, clock=SimulatedClock(NOW)).raise_if_failed()
         support.execute(f"alter role {worker_login[0]} bypassrls")
         try:
@@ -207,7 +228,7 @@ def test_a_pooler_that_lets_the_first_statement_wait_is_told_as_one(
     words = "does not answer the first statement within 0.5 s: a pooler that is paused, or has no server process free"
 
     pooler.admin("pause")
-    with pytest.raises(DatabaseUnavailable, match=words):
+    with pytest.raises(PostgresUnavailable, match=words):
         settings(url).connect(purpose="test")
     pooler.admin("resume")
     settings(url).connect(purpose="test").close()
@@ -215,7 +236,7 @@ def test_a_pooler_that_lets_the_first_statement_wait_is_told_as_one(
     with contextlib.ExitStack() as up:
         for _ in range(3):
             up.enter_context(psycopg.connect(url)).execute("select 1")
-        with pytest.raises(DatabaseUnavailable, match=words):
+        with pytest.raises(PostgresUnavailable, match=words):
             settings(url).connect(purpose="test")
 
 
@@ -229,9 +250,11 @@ _WAYS: dict[str, Callable[[str, KafkaSettings], object]] = {
 
 
 @pytest.mark.parametrize("way", _WAYS)
-def test_every_way_in_is_checked(way: str, owner_url: str, start_pooler: StartPooler, kafka_settings: KafkaSettings) -> None:
+def test_every_way_in_is_checked(
+    way: str, owner_url: str, start_pooler: StartPooler, kafka_settings: KafkaSettings
+) -> None:
     _WAYS[way](start_pooler().url(owner_url), kafka_settings)
-    with pytest.raises(DatabaseError, match=_TRANSACTION_MODE):
+    with pytest.raises(PostgresSetupError, match=_TRANSACTION_MODE):
         _WAYS[way](start_pooler(pool_mode="transaction").url(owner_url), kafka_settings)
 
 
@@ -242,9 +265,15 @@ def test_every_way_in_is_checked(way: str, owner_url: str, start_pooler: StartPo
             lambda url: f"{url}?options=-c%20work_mem%3D9MB",
             "unsupported startup parameter: options; check user, password, database and options",
         ),
-        (lambda url: f"{url}?sslmode=require", "check password, port and parameters such as sslmode in SLA_POSTGRES_URL"),
+        (
+            lambda url: f"{url}?sslmode=require",
+            "check password, port and parameters such as sslmode in SLA_POSTGRES_URL",
+        ),
         (lambda url: url.replace("://", "://x"), "check user, password, database and options in SLA_POSTGRES_URL"),
-        (lambda url: f"{url.rpartition('/')[0]}/pgbouncer", "not allowed; check user, password, database and options in SLA_POSTGRES_URL"),
+        (
+            lambda url: f"{url.rpartition('/')[0]}/pgbouncer",
+            "not allowed; check user, password, database and options in SLA_POSTGRES_URL",
+        ),
     ],
     ids=["options", "TLS", "no such user", "not an administrator"],
 )

@@ -1,4 +1,6 @@
-"""`sla-pipeline migrate` on a database at the newest revision puts back what it has lost: the remedy that cycles name must be one."""
+"""`sla-pipeline migrate` on a database at the newest revision puts back what it has lost: the remedy that cycles name
+must be one.
+"""
 
 import re
 from typing import Any
@@ -7,7 +9,7 @@ import psycopg
 import pytest
 from alembic.runtime.migration import MigrationContext
 
-from sla_pipeline.errors import DatabaseBusy, DatabaseError
+from sla_pipeline.errors import PostgresBusy, PostgresSetupError
 from sla_pipeline.monitor.steps import Database
 from sla_pipeline.postgres import migrate
 from sla_pipeline.postgres.indexes import OUR_INDEXES
@@ -55,18 +57,25 @@ _LOSSES = {
 
 def _comparable(rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
     """A dump without the order of an access list's entries."""
-    return [tuple(sorted(re.split("[{},]", value)) if str(value).startswith("{") else value for value in row) for row in rows]
+    return [
+        tuple(sorted(re.split("[{},]", value)) if str(value).startswith("{") else value for value in row)
+        for row in rows
+    ]
 
 
 @pytest.mark.parametrize("lost", _LOSSES)
-def test_what_is_lost_is_put_back(lost: str, owner_url: str, support: Support, database: Database, cycle: Cycle, events: Events) -> None:
+def test_what_is_lost_is_put_back(
+    lost: str, owner_url: str, support: Support, database: Database, cycle: Cycle, events: Events
+) -> None:
     """Everything is as it was before; and a cycle of the worker marks and publishes."""
     made = _comparable(dump(owner_url))
     support.execute(_LOSSES[lost].encode())
     database.close()
     said: list[str] = []
     upgrade(owner_url, say=said.append)
-    records = ["table support.ticket_sla_breaches was lost"] if lost in ("the records", "the version and the records") else []
+    records = (
+        ["table support.ticket_sla_breaches was lost"] if lost in ("the records", "the version and the records") else []
+    )
     assert [line.partition(" and is")[0] for line in said] == records
     assert _comparable(dump(owner_url)) == made
     ticket = make_ticket(support, **FIRST_RESPONSE_OVERDUE)
@@ -75,7 +84,9 @@ def test_what_is_lost_is_put_back(lost: str, owner_url: str, support: Support, d
     assert [event.ticket_id for event in events()] == [ticket]
 
 
-def test_the_warning_of_a_missing_index_ends_with_migrate(support: Support, owner_url: str, cycle: Cycle, logged: list[Any]) -> None:
+def test_the_warning_of_a_missing_index_ends_with_migrate(
+    support: Support, owner_url: str, cycle: Cycle, logged: list[Any]
+) -> None:
     """Half built counts as missing, made by hand under another name does not."""
 
     def warned() -> list[str]:
@@ -85,14 +96,17 @@ def test_the_warning_of_a_missing_index_ends_with_migrate(support: Support, owne
 
     assert warned() == []
     support.execute(f"alter index support.{_FIRST.name} rename to by_hand".encode())
-    support.execute("update pg_index set indisvalid = false where indexrelid = %s::regclass", (f"support.{_RESOLUTION.name}",))
+    support.execute(
+        "update pg_index set indisvalid = false where indexrelid = %s::regclass", (f"support.{_RESOLUTION.name}",)
+    )
     assert warned() == [f"support.{_RESOLUTION.name}"]
     upgrade(owner_url)
     assert warned() == []
     names = {
         name
         for (name,) in support.execute(
-            "select relname from pg_class where relkind = 'i' and relname in ('by_hand', %s, %s)", (_FIRST.name, _RESOLUTION.name)
+            "select relname from pg_class where relkind = 'i' and relname in ('by_hand', %s, %s)",
+            (_FIRST.name, _RESOLUTION.name),
         )
     }
     assert names == {"by_hand", _RESOLUTION.name}
@@ -105,36 +119,44 @@ def test_the_warning_of_a_missing_index_ends_with_migrate(support: Support, owne
             "create index {name} on support.tickets (first_response_due_at)",
             "index (CREATE INDEX {name} ON support.tickets USING btree (first_response_due_at))",
         ),
-        ("create index {name} on support.tickets ({columns}, number) where {condition}", "index (CREATE INDEX {name} ON support.tickets"),
+        (
+            "create index {name} on support.tickets ({columns}, number) where {condition}",
+            "index (CREATE INDEX {name} ON support.tickets",
+        ),
         (
             "create index {name} on support.tickets (first_response_due_at desc, id) where {condition}",
             "index (CREATE INDEX {name} ON support",
         ),
         (
-            "create index {name} on support.tickets ({columns})"
-            " where status in ('New', 'InWork') and not (sla_breached and first_response_at is null)",
+            "create index {name} on support.tickets ({columns}) where status in ('New', 'InWork') and not "
+            "(sla_breached and first_response_at is null)",
             "index (CREATE INDEX {name} ON support.tickets",
         ),
-        ("create index {name} on support.ticket_sla_cycles (id)", "index (CREATE INDEX {name} ON support.ticket_sla_cycles"),
+        (
+            "create index {name} on support.ticket_sla_cycles (id)",
+            "index (CREATE INDEX {name} ON support.ticket_sla_cycles",
+        ),
         ("create view support.{name} as select 1", "view (not an index)"),
         ("create table support.{name} ()", "table (not an index)"),
     ],
     ids=["other columns", "one more column", "other order", "other condition", "another table", "a view", "a table"],
 )
-def test_a_name_taken_by_something_else_is_refused_with_its_remedy(taking: str, what: str, owner_url: str, support: Support) -> None:
+def test_a_name_taken_by_something_else_is_refused_with_its_remedy(
+    taking: str, what: str, owner_url: str, support: Support
+) -> None:
     names = {"name": _FIRST.name, "columns": _FIRST.columns, "condition": _FIRST.condition}
     support.execute(f"drop index support.{_FIRST.name}".encode())
     support.execute(taking.format(**names).encode())
-    with pytest.raises(DatabaseError) as raised:
+    with pytest.raises(PostgresSetupError) as raised:
         upgrade(owner_url)
     assert f"the name support.{_FIRST.name} is taken by another {what.format(**names)}" in str(raised.value)
     remedy = str(raised.value).split("`")[1]
     assert remedy.endswith("rename to OTHER_NAME")
     support.execute(remedy.encode())
     upgrade(owner_url)
-    assert support.execute("select indisvalid from pg_index where indexrelid = %s::regclass", (f"support.{_FIRST.name}",)).fetchone() == (
-        True,
-    )
+    assert support.execute(
+        "select indisvalid from pg_index where indexrelid = %s::regclass", (f"support.{_FIRST.name}",)
+    ).fetchone() == (True,)
 
 
 def _columns(url: str) -> list[tuple[str, str]]:
@@ -150,7 +172,7 @@ def _refusal(url: str) -> str:
     """What `migrate` refuses with; empty when it does not."""
     try:
         upgrade(url)
-    except DatabaseError as error:
+    except PostgresSetupError as error:
         return str(error)
     return ""
 
@@ -171,7 +193,10 @@ def test_every_single_column_is_put_back_or_named_with_a_remedy_that_is_one(
         support.execute(f"alter table support.{table} drop column {column} cascade".encode())
         message = _refusal(owner_url)
         if message:
-            assert f"column {column} of support.{table} is gone, and with it a value that each of its rows must have" in message
+            assert (
+                f"column {column} of support.{table} is gone, and with it a value that each of its rows must have"
+                in message
+            )
             named.append((table, column))
             support.execute(message.split("`")[1].encode())
             assert _refusal(owner_url) == ""
@@ -182,7 +207,7 @@ def test_every_single_column_is_put_back_or_named_with_a_remedy_that_is_one(
             support.execute(f"insert into support.{table} ({columns}) {overriding} select {columns} from kept".encode())
         support.execute("drop table kept")
     # those without a default, which may not be null
-    assert {column for table, column in named if table == "ticket_sla_relay"} == {"id", "next_seq", "published_seq"}
+    assert {column for table, column in named if table == "ticket_sla_relay"} == {"id", "last_seq", "published_seq"}
     assert ("ticket_sla_breaches", "payload") in named
     assert ("ticket_sla_breaches", "recorded_at") not in named
 
@@ -213,13 +238,14 @@ def test_a_table_of_ours_that_is_held_is_waited_for_in_bounds(
     support.execute("alter table support.ticket_sla_set_aside drop column row_version")
     operator.execute("select from support.ticket_sla_set_aside")
     with pytest.raises(
-        DatabaseBusy, match=r"a transaction holds a table of schema support for longer than 0\.2 s \(canceling statement due to lock"
+        PostgresBusy,
+        match=r"a transaction holds a table of schema support for longer than 0\.2 s \(canceling statement due to lock",
     ) as raised:
         upgrade(owner_url)
     assert str(raised.value).endswith("wait for it to end and run `sla-pipeline migrate` again: it goes on")
     operator.rollback()
     operator.execute("lock table support.tickets in access exclusive mode")
-    with pytest.raises(DatabaseBusy, match=r"a transaction holds a table of schema support for longer than 0\.2 s"):
+    with pytest.raises(PostgresBusy, match=r"a transaction holds a table of schema support for longer than 0\.2 s"):
         upgrade(owner_url)
     operator.rollback()
     upgrade(owner_url)
@@ -228,7 +254,9 @@ def test_a_table_of_ours_that_is_held_is_waited_for_in_bounds(
 
 def test_a_table_that_is_not_of_our_making_is_not_taken_for_the_demos(owner_url: str, support: Support) -> None:
     support.execute("delete from support.ticket_sla_schema_version where version_num like 'support%'")
-    with pytest.raises(DatabaseError, match=r"was not made by sla-pipeline: .* run `sla-pipeline migrate` without --with-tickets"):
+    with pytest.raises(
+        PostgresSetupError, match=r"was not made by sla-pipeline: .* run `sla-pipeline migrate` without --with-tickets"
+    ):
         upgrade(owner_url, with_tickets=True)
     upgrade(owner_url)
 
@@ -236,6 +264,6 @@ def test_a_table_that_is_not_of_our_making_is_not_taken_for_the_demos(owner_url:
 def test_a_downgrade_takes_back_what_is_left(owner_url: str, support: Support) -> None:
     support.execute(f"drop index support.{_FIRST.name}".encode())
     downgrade(owner_url, with_tickets=True)
-    assert support.execute("select count(*) from pg_class where relnamespace = 'support'::regnamespace and relkind = 'r'").fetchone() == (
-        1,
-    )
+    assert support.execute(
+        "select count(*) from pg_class where relnamespace = 'support'::regnamespace and relkind = 'r'"
+    ).fetchone() == (1,)

@@ -1,4 +1,5 @@
-"""Each remedy that a message about Postgres names is carried out as it stands there, and then the command that was refused works.
+"""Each remedy that a message about Postgres names is carried out as it stands there, and then the command that was
+refused works.
 
 Elsewhere: the shape of the tickets' table (``test_tickets_table.py``), what `migrate` puts back and whom it waits for
 (``test_put_back.py``, ``test_partitioned_tables.py``), lost tables of ours (``kafka/test_lost_tables.py``).
@@ -16,7 +17,7 @@ from typer.testing import CliRunner
 from sla_pipeline.audit.verify import verify
 from sla_pipeline.cli import app
 from sla_pipeline.cycle import SimulatedClock
-from sla_pipeline.errors import DatabaseError, SlaPipelineError
+from sla_pipeline.errors import PostgresSetupError, SlaPipelineError
 from sla_pipeline.kafka.relay import Relay
 from sla_pipeline.kafka.settings import KafkaSettings
 from sla_pipeline.monitor.runner import run_cycle
@@ -48,7 +49,9 @@ def _carry_out(support: Support, remedy: str, url: str) -> None:
     """A statement, by the owner, with the login's own name; or a command of ours."""
     if remedy.startswith("sla-pipeline "):
         info = support.info
-        environment = {"SLA_POSTGRES_OWNER_URL": f"postgresql://{info.user}:{info.password}@{info.host}:{info.port}/{info.dbname}"}
+        environment = {
+            "SLA_POSTGRES_OWNER_URL": f"postgresql://{info.user}:{info.password}@{info.host}:{info.port}/{info.dbname}"
+        }
         assert CliRunner().invoke(app, [*remedy.split()[1:], "--no-topics"], env=environment).exit_code == 0
     else:
         login = sql.Identifier(urlsplit(url).username or "").as_string(support)
@@ -96,16 +99,20 @@ def test_the_remedy_of_a_cycle_is_one(
 
 def test_the_remedy_of_an_audit_is_one(support: Support, new_login: NewLogin, kafka_settings: KafkaSettings) -> None:
     url = new_login()
-    with pytest.raises(DatabaseError) as raised:
+    with pytest.raises(PostgresSetupError) as raised:
         verify(PostgresSettings(url), kafka_settings, now_utc=NOW)
     (remedy,) = _remedies(str(raised.value))
     _carry_out(support, remedy, url)
     assert verify(PostgresSettings(url), kafka_settings, now_utc=NOW).clean
 
 
-def test_an_audit_of_a_deleted_position_names_migrate(support: Support, owner_url: str, kafka_settings: KafkaSettings) -> None:
+def test_an_audit_of_a_deleted_position_names_migrate(
+    support: Support, owner_url: str, kafka_settings: KafkaSettings
+) -> None:
     support.execute("delete from support.ticket_sla_relay")
-    with pytest.raises(DatabaseError, match=r"support\.ticket_sla_relay has no row with id 1: .* run `sla-pipeline migrate`"):
+    with pytest.raises(
+        PostgresSetupError, match=r"support\.ticket_sla_relay has no row with id 1: .* run `sla-pipeline migrate`"
+    ):
         verify(PostgresSettings(owner_url), kafka_settings, now_utc=NOW)
     _carry_out(support, "sla-pipeline migrate", owner_url)
     assert verify(PostgresSettings(owner_url), kafka_settings, now_utc=NOW).clean
@@ -113,6 +120,11 @@ def test_an_audit_of_a_deleted_position_names_migrate(support: Support, owner_ur
 
 def test_a_demo_is_migrated_with_the_option_that_is_named(new_database: NewDatabase) -> None:
     url = new_database()
-    with pytest.raises(DatabaseError, match="or pass --with-tickets for a demo"):
+    with pytest.raises(PostgresSetupError, match="or pass --with-tickets for a demo"):
         upgrade(url)
-    assert CliRunner().invoke(app, ["migrate", "--with-tickets", "--no-topics"], env={"SLA_POSTGRES_OWNER_URL": url}).exit_code == 0
+    assert (
+        CliRunner()
+        .invoke(app, ["migrate", "--with-tickets", "--no-topics"], env={"SLA_POSTGRES_OWNER_URL": url})
+        .exit_code
+        == 0
+    )

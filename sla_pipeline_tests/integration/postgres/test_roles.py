@@ -11,12 +11,19 @@ from sla_pipeline_tests.integration.postgres.conftest import NewLogin
 from sla_pipeline_tests.tickets import look, make_ticket
 
 Support = psycopg.Connection[Any]
-_OURS = ["ticket_sla_breaches", "ticket_sla_cycles", "ticket_sla_relay", "ticket_sla_schema_version", "ticket_sla_set_aside"]
+_OURS = [
+    "ticket_sla_breaches",
+    "ticket_sla_cycles",
+    "ticket_sla_relay",
+    "ticket_sla_schema_version",
+    "ticket_sla_set_aside",
+]
 
 
 def _columns(support: Support) -> list[str]:
     rows = support.execute(
-        "select column_name from information_schema.columns where table_schema = 'support' and table_name = 'tickets' order by 1"
+        "select column_name from information_schema.columns where table_schema = 'support' and table_name = "
+        "'tickets' order by 1"
     ).fetchall()
     return [name for (name,) in rows]
 
@@ -72,17 +79,27 @@ def test_an_analyst_may_read_everything_and_write_nothing(support: Support, new_
             columns = [
                 row[0]
                 for row in support.execute(
-                    "select column_name from information_schema.columns where table_schema = 'support' and table_name = %s", (table,)
+                    "select column_name from information_schema.columns where table_schema = 'support' and "
+                    "table_name = %s",
+                    (table,),
                 )
             ]
             for column in columns:
                 with pytest.raises(InsufficientPrivilege):
                     analyst.execute(sql.SQL("update {0} set {1} = default").format(name, sql.Identifier(column)))
-            for statement in ("delete from {}", "truncate {}", "insert into {} default values", "select 1 from {} for update"):
+            for statement in (
+                "delete from {}",
+                "truncate {}",
+                "insert into {} default values",
+                "select 1 from {} for update",
+            ):
                 with pytest.raises(InsufficientPrivilege):
                     analyst.execute(sql.SQL(statement).format(name))
 
 
 def test_a_login_in_neither_role_sees_nothing(new_login: NewLogin) -> None:
-    with psycopg.connect(new_login(), autocommit=True) as stranger, pytest.raises(InsufficientPrivilege, match="schema support"):
+    with (
+        psycopg.connect(new_login(), autocommit=True) as stranger,
+        pytest.raises(InsufficientPrivilege, match="schema support"),
+    ):
         stranger.execute("select 1 from support.tickets")

@@ -1,6 +1,8 @@
-"""The rule is written twice, in Python (``breach.judge``) and in SQL (``postgres/tickets.py``): here the two are held together.
+"""The rule is written twice, in Python (``breach.judge``) and in SQL (``postgres/tickets.py``): here the two are held
+together.
 
-Random tickets, all at the edges: null, equal and infinite times, a microsecond before and after the cut-off, every status.
+Random tickets, all at the edges: null, equal and infinite times, a microsecond before and after the cut-off, every
+status.
 """
 
 import uuid
@@ -89,24 +91,35 @@ def session(migrated_template: str, postgres_server_url: str) -> Iterator[psycop
     name = f"rule_{uuid.uuid4().hex}"
     with psycopg.connect(postgres_server_url, autocommit=True) as server:
         server.execute(f'create database "{name}" template "{migrated_template}"'.encode())
-        with PostgresSettings(postgres_server_url.rpartition("/")[0] + f"/{name}").connect(purpose="test") as connection:
+        with PostgresSettings(postgres_server_url.rpartition("/")[0] + f"/{name}").connect(
+            purpose="test"
+        ) as connection:
             yield connection
         server.execute(f'drop database "{name}"'.encode())
 
 
 def _fill(session: psycopg.Connection, generated: list[Row]) -> None:
     session.execute("truncate support.tickets")
-    columns = "id, tenant_id, status, sla_breached, first_response_due_at, first_response_at, resolution_due_at, resolved_at"
-    with session.cursor() as cursor, cursor.copy(f"copy support.tickets (number, {columns}) from stdin".encode()) as copy:
+    columns = (
+        "id, tenant_id, status, sla_breached, first_response_due_at, first_response_at, resolution_due_at, resolved_at"
+    )
+    with (
+        session.cursor() as cursor,
+        cursor.copy(f"copy support.tickets (number, {columns}) from stdin".encode()) as copy,
+    ):
         for row in generated:
             copy.write_row((row.id, *vars(row).values()))
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(
-    generated=st.lists(rows, max_size=80, unique_by=lambda row: row.id), limit=st.integers(1, 60), tenant=st.sampled_from([None, *_TENANTS])
+    generated=st.lists(rows, max_size=80, unique_by=lambda row: row.id),
+    limit=st.integers(1, 60),
+    tenant=st.sampled_from([None, *_TENANTS]),
 )
-def test_rule_agrees_with_sql(session: psycopg.Connection, generated: list[Row], limit: int, tenant: str | None) -> None:
+def test_rule_agrees_with_sql(
+    session: psycopg.Connection, generated: list[Row], limit: int, tenant: str | None
+) -> None:
     _fill(session, generated)
     of_tenant = [row for row in generated if tenant in (None, row.tenant_id)]
     overdue = sorted((row for row in of_tenant if _judged(row) is not None), key=_order)

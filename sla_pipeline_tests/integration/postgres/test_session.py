@@ -1,4 +1,6 @@
-"""A session is the same whatever the server, the database or the login have as their defaults; errors of the driver become ours."""
+"""A session is the same whatever the server, the database or the login have as their defaults; errors of the driver
+become ours.
+"""
 
 from typing import Any
 from urllib.parse import urlsplit
@@ -8,7 +10,7 @@ import pytest
 from psycopg import sql
 
 from sla_pipeline.cycle import SimulatedClock
-from sla_pipeline.errors import DatabaseError, DatabaseUnavailable
+from sla_pipeline.errors import PostgresSetupError, PostgresUnavailable
 from sla_pipeline.kafka.relay import Relay
 from sla_pipeline.monitor.runner import run_cycle
 from sla_pipeline.monitor.steps import Database
@@ -36,9 +38,13 @@ Support = psycopg.Connection[Any]
         ("idle_session_timeout", "1s", "0"),
     ],
 )
-def test_settings_do_not_depend_on_the_defaults(setting: str, default: str, ours: str, support: Support, worker_url: str) -> None:
+def test_settings_do_not_depend_on_the_defaults(
+    setting: str, default: str, ours: str, support: Support, worker_url: str
+) -> None:
     support.execute(
-        sql.SQL("alter database {} set {} to {}").format(sql.Identifier(support.info.dbname), sql.Identifier(setting), sql.Literal(default))
+        sql.SQL("alter database {} set {} to {}").format(
+            sql.Identifier(support.info.dbname), sql.Identifier(setting), sql.Literal(default)
+        )
     )
     with PostgresSettings(worker_url).session(purpose="test") as connection:
         assert connection.execute(f"show {setting}".encode()).fetchone() == (ours,)
@@ -47,15 +53,21 @@ def test_settings_do_not_depend_on_the_defaults(setting: str, default: str, ours
 def test_options_of_the_url_are_kept_and_ours_win(worker_url: str) -> None:
     url = f"{worker_url}?options=-c%20work_mem%3D9MB%20-c%20timezone%3DAsia/Kathmandu"
     with PostgresSettings(url).session(purpose="test") as connection:
-        shown = connection.execute("select current_setting('work_mem'), current_setting('timezone'), current_setting('application_name')")
+        shown = connection.execute(
+            "select current_setting('work_mem'), current_setting('timezone'), current_setting('application_name')"
+        )
         assert shown.fetchone() == ("9MB", "UTC", "ticket-sla-monitor test")
 
 
 @pytest.mark.parametrize("version", ["13.22", "9.6.24"])
-def test_a_server_without_our_settings_is_refused_by_its_version(version: str, worker_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_without_our_settings_is_refused_by_its_version(
+    version: str, worker_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(psycopg.ConnectionInfo, "server_version", 130_022)
     monkeypatch.setattr(psycopg.ConnectionInfo, "parameter_status", lambda *_: version)
-    with pytest.raises(DatabaseError, match=f"is served by version '{version}'; the monitor needs PostgreSQL 14 or later"):
+    with pytest.raises(
+        PostgresSetupError, match=f"is served by version '{version}'; the monitor needs PostgreSQL 14 or later"
+    ):
         PostgresSettings(worker_url).connect(purpose="test")
 
 
@@ -69,9 +81,13 @@ def test_a_direct_connection_opens_one_session(support: Support, worker_url: str
 
 def test_a_migration_is_not_bound_by_the_time_of_a_statement(support: Support, owner_url: str) -> None:
     """The build of an index takes hours where there are years of tickets, whatever the server's default."""
-    support.execute(sql.SQL("alter database {} set statement_timeout to '1s'").format(sql.Identifier(support.info.dbname)))
+    support.execute(
+        sql.SQL("alter database {} set statement_timeout to '1s'").format(sql.Identifier(support.info.dbname))
+    )
     with PostgresSettings(owner_url).connect_unbounded(purpose="migrate") as connection:
-        shown = connection.execute("select current_setting('statement_timeout'), current_setting('row_security')").fetchone()
+        shown = connection.execute(
+            "select current_setting('statement_timeout'), current_setting('row_security')"
+        ).fetchone()
     assert shown == ("0", "off")
 
 
@@ -79,10 +95,17 @@ def test_a_silent_session_is_ended_where_it_was_asked_for(support: Support, work
     settings = PostgresSettings(worker_url)
     connection = settings.connect(purpose="silent", idle_session_timeout_ms=100)
     wait_until(
-        lambda: not support.execute("select 1 from pg_stat_activity where application_name = 'ticket-sla-monitor silent'").fetchall(),
+        lambda: (
+            not support.execute(
+                "select 1 from pg_stat_activity where application_name = 'ticket-sla-monitor silent'"
+            ).fetchall()
+        ),
         what="the server to end the session",
     )
-    with pytest.raises(DatabaseUnavailable, match="terminating connection due to idle-session timeout"), translated_errors(settings):
+    with (
+        pytest.raises(PostgresUnavailable, match="terminating connection due to idle-session timeout"),
+        translated_errors(settings),
+    ):
         connection.execute("select 1")
     connection.close()
 
@@ -92,7 +115,9 @@ def test_another_pods_commit_does_not_fail_a_batch_where_serializable_is_the_def
 ) -> None:
     """Between the first statement of a batch and its last one, another pod hands out sequences."""
     support.execute(
-        sql.SQL("alter database {} set default_transaction_isolation to serializable").format(sql.Identifier(support.info.dbname))
+        sql.SQL("alter database {} set default_transaction_isolation to serializable").format(
+            sql.Identifier(support.info.dbname)
+        )
     )
     first = make_ticket(support, **FIRST_RESPONSE_OVERDUE)
     second: list[str] = []
@@ -107,7 +132,9 @@ def test_another_pods_commit_does_not_fail_a_batch_where_serializable_is_the_def
     assert {event.ticket_id for event in events()} == {first, *second}
 
 
-def test_a_database_without_an_encoding_is_read_as_utf_8(new_database: NewDatabase, relay: Relay, events: Events) -> None:
+def test_a_database_without_an_encoding_is_read_as_utf_8(
+    new_database: NewDatabase, relay: Relay, events: Events
+) -> None:
     url = new_database("encoding 'SQL_ASCII' locale_provider libc locale 'C' template template0")
     upgrade(url, with_tickets=True)
     with psycopg.connect(url, autocommit=True, client_encoding="utf8") as support:

@@ -1,7 +1,8 @@
-"""The support service's table in every shape that was thought of: right to the end, or refused by name with a remedy that is one.
+"""The support service's table in every shape that was thought of: right to the end, or refused by name with a remedy
+that is one.
 
-A shape that is accepted goes through a whole cycle and the audit. One that is refused: the statements of its message are executed, and
-then it is accepted.
+A shape that is accepted goes through a whole cycle and the audit. One that is refused: the statements of its message
+are executed, and then it is accepted.
 """
 
 import re
@@ -16,7 +17,7 @@ from typer.testing import CliRunner
 from sla_pipeline.audit.verify import verify
 from sla_pipeline.cli import app
 from sla_pipeline.cycle import CycleInput, SimulatedClock
-from sla_pipeline.errors import DatabaseError
+from sla_pipeline.errors import PostgresSetupError
 from sla_pipeline.kafka.relay import Relay
 from sla_pipeline.kafka.settings import KafkaSettings
 from sla_pipeline.monitor.runner import run_cycle
@@ -29,7 +30,15 @@ from sla_pipeline.postgres.tickets_table import NEEDED, faults, read_table
 from sla_pipeline_tests.integration.conftest import Events
 from sla_pipeline_tests.integration.postgres.conftest import NewDatabase
 from sla_pipeline_tests.integration.postgres.tables_of_others import COLUMNS, make_table
-from sla_pipeline_tests.tickets import FIRST_RESPONSE_OVERDUE, HOUR, NOW, RESOLUTION_OVERDUE, breached_ids, change, make_ticket
+from sla_pipeline_tests.tickets import (
+    FIRST_RESPONSE_OVERDUE,
+    HOUR,
+    NOW,
+    RESOLUTION_OVERDUE,
+    breached_ids,
+    change,
+    make_ticket,
+)
 
 _TYPES = """
 create schema support;
@@ -72,7 +81,7 @@ _TAKEN_NAMES = [
     "oldest",
     "now_utc",
     "published_seq",
-    "next_seq",
+    "last_seq",
 ]
 
 
@@ -111,7 +120,8 @@ _ACCEPTED: dict[str, dict[str, Any]] = {
     },
     "generated, a key that is deferred": {
         "key": "unique (id) deferrable initially deferred",
-        "first_response_due_at": "timestamptz generated always as (timezone('UTC', timezone('UTC', created_at) + '239 min')) stored",
+        "first_response_due_at": "timestamptz generated always as (timezone('UTC', timezone('UTC', created_at) + "
+        "'239 min')) stored",
         "number": "text generated always as ('T' || status) virtual",
     },
 }
@@ -134,7 +144,12 @@ def test_a_shape_that_is_accepted_is_right_to_the_end(
         }
         made = []
         for position, values in enumerate(given):
-            row = {"id": str(uuid.uuid4()), "number": f"T-{position}", "created_at": NOW - 4 * HOUR, "updated_at": NOW - 4 * HOUR}
+            row = {
+                "id": str(uuid.uuid4()),
+                "number": f"T-{position}",
+                "created_at": NOW - 4 * HOUR,
+                "updated_at": NOW - 4 * HOUR,
+            }
             row |= {
                 "tenant_id": str(uuid.uuid4()),
                 "queue_id": str(uuid.uuid4()),
@@ -142,7 +157,10 @@ def test_a_shape_that_is_accepted_is_right_to_the_end(
                 "priority": "High",
             } | values
             row = {name: value for name, value in row.items() if name not in generated}
-            columns, values_ = sql.SQL(", ").join(map(sql.Identifier, row)), sql.SQL(", ").join(map(sql.Placeholder, row))
+            columns, values_ = (
+                sql.SQL(", ").join(map(sql.Identifier, row)),
+                sql.SQL(", ").join(map(sql.Placeholder, row)),
+            )
             support.execute(sql.SQL("insert into support.tickets ({}) values ({})").format(columns, values_), row)
             made.append(row)
         settings = PostgresSettings(url)
@@ -154,7 +172,9 @@ def test_a_shape_that_is_accepted_is_right_to_the_end(
         database.close()
         assert (report.processed, report.published, report.errors) == (2, 2, [])
         assert breached_ids(support) == {str(row["id"]) for row in made}
-        numbers = {str(ticket_id): number for ticket_id, number in support.execute("select id, number from support.tickets")}
+        numbers = {
+            str(ticket_id): number for ticket_id, number in support.execute("select id, number from support.tickets")
+        }
     for event in events():
         (row,) = (row for row in made if row["id"] == event.ticket_id)
         assert (event.number, event.queue_id, event.priority) == (numbers[event.ticket_id], row["queue_id"], "High")
@@ -170,9 +190,20 @@ _REFUSED: dict[str, tuple[dict[str, Any], str, int]] = {
             f"column {column} is timestamp without time zone, needed is timestamp with time zone (",
             1,
         )
-        for column in ("first_response_due_at", "first_response_at", "resolution_due_at", "resolved_at", "updated_at", "created_at")
+        for column in (
+            "first_response_due_at",
+            "first_response_at",
+            "resolution_due_at",
+            "resolved_at",
+            "updated_at",
+            "created_at",
+        )
     },
-    "a deadline as text": ({"resolution_due_at": "text"}, "column resolution_due_at is text, needed is timestamp with time zone", 1),
+    "a deadline as text": (
+        {"resolution_due_at": "text"},
+        "column resolution_due_at is text, needed is timestamp with time zone",
+        1,
+    ),
     "a deadline as a date": (
         {"resolution_due_at": "date"},
         "is date, needed is timestamp with time zone (a deadline must be a moment in time); a date has no time of day",
@@ -180,16 +211,28 @@ _REFUSED: dict[str, tuple[dict[str, Any], str, int]] = {
     ),
     "a deadline as a number": ({"resolution_due_at": "bigint"}, "column resolution_due_at is bigint, needed", 0),
     **{
-        f"{column} as text": ({column: "text" + (" not null" if column == "id" else "")}, f"column {column} is text, needed is uuid (", 1)
+        f"{column} as text": (
+            {column: "text" + (" not null" if column == "id" else "")},
+            f"column {column} is text, needed is uuid (",
+            1,
+        )
         for column in ("id", "tenant_id", "queue_id", "requester_user_id", "assignee_user_id")
     },
     "an id as a number": ({"id": "bigint not null"}, "column id is bigint, needed is uuid (", 0),
-    "a number as a number": ({"number": "integer"}, "column number is integer, needed is text or character varying or citext (", 1),
+    "a number as a number": (
+        {"number": "integer"},
+        "column number is integer, needed is text or character varying or citext (",
+        1,
+    ),
     "a padded number": ({"number": "char(12)"}, "column number is character(12), needed is text or", 1),
     "a padded status": ({"status": "char(10)"}, "column status is character(10), needed is text or", 1),
     "a padded priority": ({"priority": "char(10)"}, "column priority is character(10), needed is text or", 1),
     "a priority as a number": ({"priority": "smallint"}, "column priority is smallint, needed is text or", 1),
-    "a status without InWork": ({"status": "support.two"}, "column status is support.two, an enum without the value InWork", 1),
+    "a status without InWork": (
+        {"status": "support.two"},
+        "column status is support.two, an enum without the value InWork",
+        1,
+    ),
     "a domain over an enum": (
         {"status": "support.any_priority"},
         "column status is support.any_priority (support.priority), needed is text or",
@@ -200,7 +243,11 @@ _REFUSED: dict[str, tuple[dict[str, Any], str, int]] = {
         "column first_response_due_at is support.flag (boolean), needed is",
         0,
     ),
-    "a flag that may be null": ({"sla_breached": "boolean default false"}, "column sla_breached may be null, needed is not null", 2),
+    "a flag that may be null": (
+        {"sla_breached": "boolean default false"},
+        "column sla_breached may be null, needed is not null",
+        2,
+    ),
     "a flag of which only new rows are not null": (
         {
             "sla_breached": "boolean",
@@ -213,8 +260,16 @@ _REFUSED: dict[str, tuple[dict[str, Any], str, int]] = {
         "column sla_breached may be null, needed is not null",
         2,
     ),
-    "a flag as a number": ({"sla_breached": "smallint not null default 0"}, "column sla_breached is smallint, needed is boolean", 1),
-    "a flag as text": ({"sla_breached": "text not null default 'f'"}, "column sla_breached is text, needed is boolean", 1),
+    "a flag as a number": (
+        {"sla_breached": "smallint not null default 0"},
+        "column sla_breached is smallint, needed is boolean",
+        1,
+    ),
+    "a flag as text": (
+        {"sla_breached": "text not null default 'f'"},
+        "column sla_breached is text, needed is boolean",
+        1,
+    ),
     "a generated flag": (
         {"sla_breached": "boolean not null generated always as (resolved_at is not null) stored"},
         "column sla_breached is generated, needed is one that can be written",
@@ -243,7 +298,11 @@ _REFUSED: dict[str, tuple[dict[str, Any], str, int]] = {
         )
         for column in NEEDED
     },
-    "no key": ({"key": ""}, "id has no valid unique index of its own, without a condition; two rows with one id would be one ticket", 1),
+    "no key": (
+        {"key": ""},
+        "id has no valid unique index of its own, without a condition; two rows with one id would be one ticket",
+        1,
+    ),
     "a key of two columns": ({"key": "primary key (tenant_id, id)"}, "id has no valid unique index of its own", 1),
     "a key of some rows": (
         {"key": "", "after": ("create unique index on support.tickets (id) where status <> 'Closed'",)},
@@ -289,7 +348,9 @@ def test_a_shape_that_is_refused_is_named_and_its_remedy_is_one(shape: str, scra
         return
     for _ in range(2):
         # what was a generated column is missing after the first statement, and added by the second
-        _execute(scratch_url, *(statement for fault in _faults(scratch_url) for statement in re.findall("`([^`]+)`", fault)))
+        _execute(
+            scratch_url, *(statement for fault in _faults(scratch_url) for statement in re.findall("`([^`]+)`", fault))
+        )
     assert _faults(scratch_url) == []
 
 
@@ -300,7 +361,10 @@ def test_a_shape_that_is_refused_is_named_and_its_remedy_is_one(shape: str, scra
             ("create view support.tickets as select * from support.old_tickets",),
             "it is a view, needed is the ordinary or partitioned table itself",
         ),
-        (("create materialized view support.tickets as select * from support.old_tickets",), "it is a materialized view, needed is"),
+        (
+            ("create materialized view support.tickets as select * from support.old_tickets",),
+            "it is a materialized view, needed is",
+        ),
         (
             (
                 "create foreign data wrapper nothing",
@@ -321,7 +385,7 @@ def test_what_is_not_a_table_is_refused_by_name_and_nothing_is_made(
     url = new_database()
     _make(url)
     _execute(url, "alter table support.tickets rename to old_tickets", *statements)
-    with pytest.raises(DatabaseError) as raised:
+    with pytest.raises(PostgresSetupError) as raised:
         upgrade(url)
     assert told in str(raised.value)
     with psycopg.connect(url) as connection:
@@ -337,7 +401,8 @@ def test_a_foreign_partition_is_refused_with_what_to_detach(new_database: NewDat
         after=(
             "create foreign data wrapper nothing",
             "create server elsewhere foreign data wrapper nothing",
-            'create foreign table support."Far" partition of support.tickets for values with (modulus 2, remainder 0) server elsewhere',
+            'create foreign table support."Far" partition of support.tickets for values with (modulus 2, remainder '
+            "0) server elsewhere",
         ),
     )
     (far, key) = _faults(url)
@@ -354,31 +419,35 @@ def test_all_faults_are_in_one_message_and_a_cycle_touches_nothing(
     worker_url: str,
     owner_url: str,
 ) -> None:
-    """The table was right when it was migrated, and was changed since. Every command that stands on it refuses, with exit code 3."""
+    """The table was right when it was migrated, and was changed since. Every command that stands on it refuses, with
+    exit code 3.
+    """
     make_ticket(support, **FIRST_RESPONSE_OVERDUE)
     support.execute(
-        "alter table support.tickets alter column first_response_due_at type timestamp, alter column sla_breached drop not null"
+        "alter table support.tickets alter column first_response_due_at type timestamp, alter column sla_breached "
+        "drop not null"
     )
-    with pytest.raises(DatabaseError) as raised:
+    with pytest.raises(PostgresSetupError) as raised:
         claim_overdue(database, SimulatedClock(NOW), CycleInput(), run_id="r")
     assert str(raised.value) == (
-        f"table support.tickets in database {support.info.dbname!r} is not as the monitor needs it: column first_response_due_at is "
-        "timestamp without time zone, needed is timestamp with time zone (a deadline must be a moment in time); `alter table "
-        "support.tickets alter column first_response_due_at type timestamp with time zone using first_response_due_at at time zone 'UTC'`, "
-        "where its times are UTC; column sla_breached may be null, needed is not null (the flag of a mark; a ticket whose flag is null "
-        "would never be found); `update support.tickets set sla_breached = false where sla_breached is null`, then `alter table "
-        "support.tickets alter column sla_breached set not null`. Nothing was touched. The table belongs to the support service: have it "
-        "changed there"
+        f"table support.tickets in database {support.info.dbname!r} is not as the monitor needs it: column "
+        "first_response_due_at is timestamp without time zone, needed is timestamp with time zone (a deadline must be "
+        "a moment in time); `alter table support.tickets alter column first_response_due_at type timestamp with time "
+        "zone using first_response_due_at at time zone 'UTC'`, where its times are UTC; column sla_breached may be "
+        "null, needed is not null (the flag of a mark; a ticket whose flag is null would never be found); `update "
+        "support.tickets set sla_breached = false where sla_breached is null`, then `alter table support.tickets "
+        "alter column sla_breached set not null`. Nothing was touched. The table belongs to the support service: have "
+        "it changed there"
     )
     assert support.execute("select count(*) from support.ticket_sla_cycles").fetchone() == (0,)
-    with pytest.raises(DatabaseError, match="is not as the monitor needs it: column first_response_due_at"):
+    with pytest.raises(PostgresSetupError, match="is not as the monitor needs it: column first_response_due_at"):
         upgrade(owner_url)
     monkeypatch.setenv("SLA_POSTGRES_URL", worker_url)
     monkeypatch.setenv("SLA_KAFKA_BOOTSTRAP_SERVERS", kafka_settings.bootstrap_servers)
     monkeypatch.setenv("SLA_KAFKA_TOPIC", kafka_settings.topic)
     for command in ("cycle", "preview", "verify"):
         result = CliRunner().invoke(app, [command])
-        assert isinstance(result.exception, DatabaseError)
+        assert isinstance(result.exception, PostgresSetupError)
         assert str(result.exception) == str(raised.value)
 
 
@@ -388,7 +457,7 @@ def test_a_column_that_only_the_audit_reads_does_not_stop_cycles(
     make_ticket(support, **FIRST_RESPONSE_OVERDUE)
     support.execute("alter table support.tickets drop column created_at")
     assert claim_overdue(database, SimulatedClock(NOW), CycleInput(), run_id="r").claimed_count == 1
-    with pytest.raises(DatabaseError, match="column created_at is missing, needed is timestamp with time zone"):
+    with pytest.raises(PostgresSetupError, match="column created_at is missing, needed is timestamp with time zone"):
         verify(PostgresSettings(worker_url), kafka_settings, now_utc=NOW)
 
 
@@ -400,7 +469,9 @@ def test_the_audit_finds_an_overdue_ticket_that_does_not_say_when_it_changed(
     change(support, ticket, updated_at=None)
     audited = verify(PostgresSettings(worker_url), kafka_settings, now_utc=NOW)
     assert not audited.clean
-    assert {finding.check.name: finding.count for finding in audited.findings if finding.count} == {"OVERDUE_UNMARKED": 1}
+    assert {finding.check.name: finding.count for finding in audited.findings if finding.count} == {
+        "OVERDUE_UNMARKED": 1
+    }
 
 
 def test_the_declaration_is_of_the_columns_that_tests_make() -> None:

@@ -1,8 +1,10 @@
-"""The machine: claim, mark, publish, crashes, amid operators and the passing of time, in an order that Hypothesis chooses.
+"""The machine: claim, mark, publish, crashes, amid operators and the passing of time, in an order that Hypothesis
+chooses.
 
-What belongs here: the monitor's rules, and what each must come to. What does not: the support service (``support_machine.py``), what must
-be true after every rule (``oracle.py``), how a publisher ends badly (``publishers.py``).
-Which tickets a rule takes hangs on the model alone, never on what the servers answered, so that an example can be run again.
+What belongs here: the monitor's rules, and what each must come to. What does not: the support service
+(``support_machine.py``), what must be true after every rule (``oracle.py``), how a publisher ends badly
+(``publishers.py``). Which tickets a rule takes hangs on the model alone, never on what the servers answered, so that an
+example can be run again.
 """
 
 import itertools
@@ -17,7 +19,7 @@ from hypothesis.stateful import precondition, rule
 
 from sla_pipeline.breach import judge
 from sla_pipeline.cycle import CycleInput
-from sla_pipeline.errors import DatabaseUnavailable
+from sla_pipeline.errors import PostgresUnavailable
 from sla_pipeline.kafka.relay import STEPS
 from sla_pipeline.monitor import steps
 from sla_pipeline.monitor.runner import run_cycle
@@ -96,7 +98,11 @@ class SlaMonitorMachine(SupportMachine):
         batches, cycle.waiting = cycle.waiting, []
         self._mark(cycle, batches)
 
-    @rule(position=positions, step=st.sampled_from(_MARKING_STEPS), how=st.sampled_from(["dies", "loses its session", "is cut off"]))
+    @rule(
+        position=positions,
+        step=st.sampled_from(_MARKING_STEPS),
+        how=st.sampled_from(["dies", "loses its session", "is cut off"]),
+    )
     def a_cycle_ends_inside_a_batch(self, position: int, step: str, how: str) -> None:
         cycle = self._cycle_with_work(position)
         self.cycles.remove(cycle)
@@ -113,7 +119,7 @@ class SlaMonitorMachine(SupportMachine):
                     self.world.cut(pid)
 
         expected = self._markable(cycle, cycle.waiting[0])[0] if step == "batch_committed" else []
-        with suppress(Crashed, DatabaseUnavailable):
+        with suppress(Crashed, PostgresUnavailable):
             steps.mark_breached(cycle.database, replace(cycle.claim, batches=(cycle.waiting[0],)), on_step=on_step)
         cycle.database.close()
         self.world.wait_until_gone(pid)
@@ -131,9 +137,11 @@ class SlaMonitorMachine(SupportMachine):
         done = [cycle for cycle in self.cycles if not cycle.waiting]
         cycle = done[position % len(done)]
         self.cycles.remove(cycle)
-        waiting = self.oracle.state.next_seq - self.oracle.state.published_seq
+        waiting = self.oracle.state.last_seq - self.oracle.state.published_seq
         marked = steps.mark_breached(cycle.database, replace(cycle.claim, batches=()))
-        report = steps.close_cycle(cycle.database, self.clock, steps.publish_breaches(cycle.database, lambda: self.relay, marked))
+        report = steps.close_cycle(
+            cycle.database, self.clock, steps.publish_breaches(cycle.database, lambda: self.relay, marked)
+        )
         self._assert_no_errors_but_an_outage(report.errors)
         assert report.backlog == len(overdue(self.oracle.tickets.values(), self.clock.moment))
         # less when a publisher died between its commit and the copy of the position
@@ -162,7 +170,9 @@ class SlaMonitorMachine(SupportMachine):
         """A busy machine may stall the broker; the next attempt must make up for it."""
         if errors:
             assert len(errors) == 1
-            assert errors[0].startswith(("publishing failed: Kafka ", f"publishing failed: topic {self.world.kafka.progress_topic} "))
+            assert errors[0].startswith(
+                ("publishing failed: Kafka ", f"publishing failed: topic {self.world.kafka.progress_topic} ")
+            )
             publish(self.world, self.relay)
 
     def _cycle_with_work(self, position: int) -> OpenCycle:
@@ -191,7 +201,9 @@ class SlaMonitorMachine(SupportMachine):
         return self._split(ids, cycle.claim.now_utc)
 
     def _split(self, ids: Iterable[str], now_utc: datetime) -> tuple[list[str], list[str], list[str]]:
-        """Of ``ids``: those that a batch at ``now_utc`` must mark, those it must set aside, those it must leave to whoever holds them."""
+        """Of ``ids``: those that a batch at ``now_utc`` must mark, those it must set aside, those it must leave to
+        whoever holds them.
+        """
         out_of_reach = self.held if self.held_how == "row" else set()
         expected: list[str] = []
         bad: list[str] = []
@@ -207,11 +219,13 @@ class SlaMonitorMachine(SupportMachine):
 
     def _let_something_wait(self) -> None:
         """Lets a cycle mark, unless there are records to be published already."""
-        if self.oracle.state.published_seq == self.oracle.state.next_seq:
+        if self.oracle.state.published_seq == self.oracle.state.last_seq:
             self.tickets_come([LATE, LATE])
             self.newly_marked()
             database = self.world.pod()
-            steps.mark_breached(database, steps.claim_overdue(database, self.clock, CycleInput(), run_id=f"cycle-{next(self.numbers)}"))
+            steps.mark_breached(
+                database, steps.claim_overdue(database, self.clock, CycleInput(), run_id=f"cycle-{next(self.numbers)}")
+            )
             database.close()
             assert self.newly_marked() != []
 
@@ -242,10 +256,10 @@ class SlaMonitorMachine(SupportMachine):
     def _assert_all_published(self) -> None:
         assert self.newly_marked() == []
         state = self.oracle.state
-        assert state.published_seq == state.next_seq
+        assert state.published_seq == state.last_seq
         events = self.world.witness.look_at_all()
         self.oracle.judge_topic(events)
-        assert len(events) == state.next_seq
+        assert len(events) == state.last_seq
 
     # --- the end
 

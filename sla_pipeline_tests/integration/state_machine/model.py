@@ -1,7 +1,8 @@
 """What the tickets must look like: a copy of the table in memory, and what the rule says of it.
 
-What belongs here: values and pure functions. What does not: databases, topics, Hypothesis. Only the support service's side is written
-down here as it acts; the monitor's marks are taken over from the database, each after the rule was asked whether it may be there.
+What belongs here: values and pure functions. What does not: databases, topics, Hypothesis. Only the support service's
+side is written down here as it acts; the monitor's marks are taken over from the database, each after the rule was
+asked whether it may be there.
 """
 
 from collections.abc import Iterable, Mapping
@@ -73,7 +74,7 @@ class State:
     records: tuple[Record, ...]
     """In the order of ``seq``."""
     set_aside: tuple[SetAside, ...]
-    next_seq: int
+    last_seq: int
     published_seq: int
 
     @property

@@ -42,15 +42,15 @@ class Oracle:
     def judge_database(self, found: State) -> list[str]:
         """Compares the database with the model, takes over its new marks, and returns their tickets' ids.
 
-        Raises ``AssertionError`` for a mark that the rule forbids, a mark without a record or the reverse, any other change of a ticket,
-        a gap in the sequence.
+        Raises ``AssertionError`` for a mark that the rule forbids, a mark without a record or the reverse, any other
+        change of a ticket, a gap in the sequence.
         """
         recorded_before = {record.ticket_id for record in self.state.records}
-        assert [record.seq for record in found.records] == list(range(1, found.next_seq + 1)), "the sequence has a gap"
+        assert [record.seq for record in found.records] == list(range(1, found.last_seq + 1)), "the sequence has a gap"
         assert found.records[: len(self.state.records)] == self.state.records, "a record was changed or lost"
         fresh = {record.ticket_id: record for record in found.records[len(self.state.records) :]}
         assert len(recorded_before | fresh.keys()) == len(found.records), "a ticket has two records"
-        assert 0 <= found.published_seq <= found.next_seq
+        assert 0 <= found.published_seq <= found.last_seq
         assert self.state.published_seq <= found.published_seq, "the copy of the position went back"
 
         assert found.tickets.keys() == self.tickets.keys()
@@ -60,7 +60,9 @@ class Oracle:
             if now == before:
                 continue
             # the monitor writes these two and no others (SPEC 5.4)
-            assert now == replace(before, sla_breached=True, updated_at=now.updated_at), f"more than the mark was changed: {before} {now}"
+            assert now == replace(before, sla_breached=True, updated_at=now.updated_at), (
+                f"more than the mark was changed: {before} {now}"
+            )
             breach = judge(before, now.updated_at)
             assert breach is not None, f"marked against the rule: {before} at {now.updated_at}"
             assert not before.is_bad, f"a ticket whose event cannot be told was marked: {before}"
@@ -72,7 +74,9 @@ class Oracle:
                 assert json.loads(record.payload) == _told_of(before, breach, now.updated_at)
             marked.append(ticket_id)
         assert not fresh, f"records without a mark: {fresh}"
-        assert not found.breached_ids & {row.ticket_id for row in found.set_aside}, "a ticket is both marked and set aside"
+        assert not found.breached_ids & {row.ticket_id for row in found.set_aside}, (
+            "a ticket is both marked and set aside"
+        )
 
         self.tickets = dict(found.tickets)
         self.state = found
@@ -81,7 +85,8 @@ class Oracle:
     def judge_topic(self, events: Sequence[SeenEvent]) -> None:
         """Compares what a consumer has received with the records.
 
-        Raises ``AssertionError`` unless it is the records 1 to p, each once, in order within its partition, p at or beyond Postgres's copy.
+        Raises ``AssertionError`` unless it is the records 1 to p, each once, in order within its partition, p at or
+        beyond Postgres's copy.
         """
         # first of all, since the rest would tell it in other words
         twice = [ticket_id for ticket_id, count in Counter(event.ticket_id for event in events).items() if count > 1]

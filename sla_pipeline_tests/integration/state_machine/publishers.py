@@ -1,12 +1,13 @@
 """Publishers that die, lose their session, or sleep while another takes over (SPEC 7.2, 8).
 
-What belongs here: one attempt to publish that ends badly. What does not: what must be true of the topic afterwards (``oracle.py``).
+What belongs here: one attempt to publish that ends badly. What does not: what must be true of the topic afterwards
+(``oracle.py``).
 """
 
 import threading
 from collections import Counter
 
-from sla_pipeline.errors import DatabaseUnavailable, KafkaUnavailable, PublisherFenced
+from sla_pipeline.errors import KafkaUnavailable, PostgresUnavailable, PublisherFenced
 from sla_pipeline.kafka.relay import Relay
 from sla_pipeline_tests.integration.state_machine.world import World, through_outages
 
@@ -45,7 +46,9 @@ def publish_and_die(world: World, *, step: str, nth: int, transaction_limit: int
 
     try:
         # not closed: what a dead process leaves open is not closed either
-        Relay(world.kafka, on_step=on_step, transaction_limit=transaction_limit).publish(outbox, run_id="publisher that dies")
+        Relay(world.kafka, on_step=on_step, transaction_limit=transaction_limit).publish(
+            outbox, run_id="publisher that dies"
+        )
     except (Crashed, KafkaUnavailable):
         return True
     finally:
@@ -67,7 +70,7 @@ def publish_with_its_session_cut(world: World, *, step: str) -> None:
     with Relay(world.kafka, on_step=on_step) as relay, world.outbox() as outbox:
         try:
             relay.publish(outbox, run_id="publisher that is cut off")
-        except DatabaseUnavailable:
+        except PostgresUnavailable:
             assert met
         except KafkaUnavailable:
             pass
@@ -112,14 +115,16 @@ class HeldPublisher:
 
     def assert_it_ended_in_an_error(self) -> None:
         """Another has taken over meanwhile: it must say so, in our words, and never that all is well."""
-        expected = DatabaseUnavailable | PublisherFenced | KafkaUnavailable
+        expected = PostgresUnavailable | PublisherFenced | KafkaUnavailable
         assert isinstance(self.error, expected), f"held at {self._step}, it ended with {self.error!r}"
 
 
 def overtake(world: World, *, step: str, let_go_at: str | None) -> None:
-    """A publisher sleeps at ``step`` and loses its session; another takes over; the first goes on when the second is at ``let_go_at``.
+    """A publisher sleeps at ``step`` and loses its session; another takes over; the first goes on when the second is at
+    ``let_go_at``.
 
-    With None, when the second has finished, which it must do well. Otherwise the first may shut out the second, and nothing worse.
+    With None, when the second has finished, which it must do well. Otherwise the first may shut out the second, and
+    nothing worse.
     """
     sleeper = HeldPublisher(world, step=step)
     try:

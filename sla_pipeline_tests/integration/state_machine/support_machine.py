@@ -1,7 +1,7 @@
 """The support service's half of the machine: tickets come, operators work on them, time passes.
 
-What belongs here: the rules that change a ticket in the service's own name, the model's copy of the change, what must be true after every
-rule. What does not: the monitor (``machine.py``).
+What belongs here: the rules that change a ticket in the service's own name, the model's copy of the change, what must
+be true after every rule. What does not: the monitor (``machine.py``).
 """
 
 import itertools
@@ -13,7 +13,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from sla_pipeline.cycle import SimulatedClock
 from sla_pipeline_tests.integration.state_machine.oracle import Oracle
-from sla_pipeline_tests.integration.state_machine.support_actions import ACTIONS, LATE, Draft, changed_values, drafts, minutes
+from sla_pipeline_tests.integration.state_machine.support_actions import (
+    ACTIONS,
+    LATE,
+    Draft,
+    changed_values,
+    drafts,
+    minutes,
+)
 from sla_pipeline_tests.integration.state_machine.world import HOLDS, World
 from sla_pipeline_tests.tickets import MINUTE, NOW, change
 
@@ -108,7 +115,9 @@ class SupportMachine(RuleBasedStateMachine):
         self.held, self.held_how, self.uncommitted = set(), "", None
 
     def free_ticket(self, position: int) -> str:
-        """A ticket that no transaction holds; those that a cycle has claimed and not yet tried come first, since races are about them."""
+        """A ticket that no transaction holds; those that a cycle has claimed and not yet tried come first, since races
+        are about them.
+        """
         free = self.oracle.tickets.keys() - self.held
         if not free:
             self.tickets_come([LATE])

@@ -1,7 +1,8 @@
-"""Everything at once, in any order: a state machine drives cycles, operators, crashes and the clock on real servers (SPEC 7, 8).
+"""Everything at once, in any order: a state machine drives cycles, operators, crashes and the clock on real servers
+(SPEC 7, 8).
 
-The examples are the same in every run, so that a red run can be told from a new find. ``SLA_TEST_STATE_MACHINE_EXAMPLES=500`` looks for new
-ones instead, and prints how to run a failing one again.
+The examples are the same in every run, so that a red run can be told from a new find.
+``SLA_TEST_STATE_MACHINE_EXAMPLES=500`` looks for new ones instead, and prints how to run a failing one again.
 """
 
 import os
@@ -66,7 +67,9 @@ def _no_second_look() -> None:
     """A batch is marked as it was claimed: what an operator has done since is not seen."""
     assert tickets.OVERDUE in tickets._LOCK_BATCH
     mock.patch.object(tickets, "_LOCK_BATCH", tickets._LOCK_BATCH.replace(tickets.OVERDUE, "not sla_breached")).start()
-    mock.patch.object(marking, "judge", lambda ticket, now: judge(ticket, now) or Breach(BreachKind.FIRST_RESPONSE, now)).start()
+    mock.patch.object(
+        marking, "judge", lambda ticket, now: judge(ticket, now) or Breach(BreachKind.FIRST_RESPONSE, now)
+    ).start()
 
 
 @pytest.fixture
@@ -94,18 +97,24 @@ def _replies_before_the_mark(machine: SlaMonitorMachine) -> None:
 @pytest.mark.parametrize(
     ("broken_build", "steps", "found"),
     [
-        pytest.param(partial(install, Build.PLAIN_OUTBOX), _dies_after_the_commit, "tickets with two events", id="plain outbox"),
+        pytest.param(
+            partial(install, Build.PLAIN_OUTBOX), _dies_after_the_commit, "tickets with two events", id="plain outbox"
+        ),
         pytest.param(
             partial(install, Build.EARLY_PROGRESS),
             _wakes_after_the_other_has_read,
             "tickets with two events",
             id="position read before the fence",
         ),
-        pytest.param(_no_second_look, _replies_before_the_mark, "marked against the rule", id="no second look at the row"),
+        pytest.param(
+            _no_second_look, _replies_before_the_mark, "marked against the rule", id="no second look at the row"
+        ),
     ],
     indirect=["broken_build"],
 )
-def test_the_machines_rules_find_what_is_wrong(machine: Machine, steps: Callable[[SlaMonitorMachine], None], found: str) -> None:
+def test_the_machines_rules_find_what_is_wrong(
+    machine: Machine, steps: Callable[[SlaMonitorMachine], None], found: str
+) -> None:
     """Rules that found nothing in a wrong product would prove nothing of a right one."""
     example = machine()
     with pytest.raises(AssertionError, match=found):
@@ -113,7 +122,9 @@ def test_the_machines_rules_find_what_is_wrong(machine: Machine, steps: Callable
 
 
 @pytest.mark.parametrize("steps", [_dies_after_the_commit, _wakes_after_the_other_has_read, _replies_before_the_mark])
-def test_the_same_steps_find_nothing_in_the_product(machine: Machine, steps: Callable[[SlaMonitorMachine], None]) -> None:
+def test_the_same_steps_find_nothing_in_the_product(
+    machine: Machine, steps: Callable[[SlaMonitorMachine], None]
+) -> None:
     _to_the_end(machine(), steps)
 
 

@@ -1,13 +1,13 @@
 """The topic as a consumer of the alerts sees it, read on from where the last look ended.
 
-What belongs here: one consumer that is kept open, since each look would otherwise cost a connection. What does not: what the events mean.
+What belongs here: one consumer that is kept open, since each look would otherwise cost a connection. What does not:
+what the events mean.
 """
 
 import time
 from typing import NamedTuple
 
-from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
-from confluent_kafka import KafkaError as ClientError
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from sla_pipeline.kafka.settings import KafkaSettings
 
@@ -31,8 +31,8 @@ class SeenEvent(NamedTuple):
 class Witness:
     """A consumer of a topic with ``PARTITIONS`` partitions, which believes committed events only.
 
-    A broker acknowledges a commit before it has told every partition of it, so for some milliseconds a part of a transaction may be seen;
-    hence both looks wait, with a deadline, for what must become true.
+    A broker acknowledges a commit before it has told every partition of it, so for some milliseconds a part of a
+    transaction may be seen; hence both looks wait, with a deadline, for what must become true.
     """
 
     PARTITIONS = _PARTITIONS
@@ -70,7 +70,9 @@ class Witness:
             sequence = {event.seq for event in self._events}
             if len(sequence) >= at_least and sequence == set(range(1, len(sequence) + 1)):
                 return self._events
-            assert time.monotonic() < give_up, f"on the topic are {sorted(sequence)}, and not at least all up to {at_least}"
+            assert time.monotonic() < give_up, (
+                f"on the topic are {sorted(sequence)}, and not at least all up to {at_least}"
+            )
 
     def look_at_all(self) -> list[SeenEvent]:
         """All that is on the topic, when every transaction on it is decided."""
@@ -78,7 +80,9 @@ class Witness:
         return self._events
 
     def _ends(self, consumer: Consumer) -> dict[int, int]:
-        return {partition: self._end(consumer, TopicPartition(self._topic, partition)) for partition in range(_PARTITIONS)}
+        return {
+            partition: self._end(consumer, TopicPartition(self._topic, partition)) for partition in range(_PARTITIONS)
+        }
 
     def _end(self, consumer: Consumer, partition: TopicPartition) -> int:
         give_up = time.monotonic() + _DEADLINE_SECONDS
@@ -93,7 +97,9 @@ class Witness:
     def _read_to(self, ends: dict[int, int]) -> None:
         give_up = time.monotonic() + _DEADLINE_SECONDS
         while any(self._read_up_to[partition] < end for partition, end in ends.items()):
-            assert time.monotonic() < give_up, f"topic {self._topic} could not be read up to {ends}, only to {self._read_up_to}"
+            assert time.monotonic() < give_up, (
+                f"topic {self._topic} could not be read up to {ends}, only to {self._read_up_to}"
+            )
             message = self._believing.poll(0.2)
             if message is not None:
                 self._take(message)
@@ -102,7 +108,7 @@ class Witness:
         error = message.error()
         partition, offset = message.partition() or 0, message.offset() or 0
         if error is not None:
-            if error.code() != ClientError._PARTITION_EOF:
+            if error.code() != KafkaError._PARTITION_EOF:
                 raise KafkaException(error)
             self._read_up_to[partition] = max(self._read_up_to[partition], offset)
             return

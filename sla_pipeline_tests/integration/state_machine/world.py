@@ -1,7 +1,7 @@
 """The database, the topics and the sessions of one example: what the machine's rules act on.
 
-What belongs here: doing something to a real server, and reading what is there. What does not: when it is done (``machine.py``), and
-whether what is there may be there (``oracle.py``).
+What belongs here: doing something to a real server, and reading what is there. What does not: when it is done
+(``machine.py``), and whether what is there may be there (``oracle.py``).
 """
 
 import itertools
@@ -38,12 +38,13 @@ _SET_ASIDE = """
 select s.ticket_id, s.next_try_at, t.xmin::text is distinct from s.row_version
 from support.ticket_sla_set_aside s left join support.tickets t on t.id = s.ticket_id order by s.ticket_id
 """
-_POSITIONS = "select next_seq, published_seq from support.ticket_sla_relay"
+_POSITIONS = "select last_seq, published_seq from support.ticket_sla_relay"
 _EMPTY = (
     "truncate support.tickets, support.ticket_sla_breaches, support.ticket_sla_cycles, support.ticket_sla_set_aside",
-    "update support.ticket_sla_relay set next_seq = 0, published_seq = 0, published_at = null",
+    "update support.ticket_sla_relay set last_seq = 0, published_seq = 0, published_at = null",
 )
-# how an operator's transaction may hold a row: a comment being written holds only the key, and must not keep the monitor away
+# how an operator's transaction may hold a row: a comment being written holds only the key, and must not keep the
+# monitor away
 HOLDS = {"row": "for update", "comment": "for key share"}
 
 _examples = itertools.count(1)
@@ -52,7 +53,9 @@ _OUTAGE_SECONDS = 120.0
 
 
 def through_outages(work: Callable[[], object]) -> None:
-    """Does ``work`` again while Kafka is away, up to a deadline, as the next cycle would: a busy machine may stall the broker."""
+    """Does ``work`` again while Kafka is away, up to a deadline, as the next cycle would: a busy machine may stall the
+    broker.
+    """
     give_up = time.monotonic() + _OUTAGE_SECONDS
     while True:
         try:
@@ -105,7 +108,7 @@ class World:
                     tickets={ticket.id: ticket for ticket in tickets.execute(_TICKETS)},
                     records=tuple(records.execute(_RECORDS)),
                     set_aside=tuple(set_aside.execute(_SET_ASIDE)),
-                    next_seq=positions[0],
+                    last_seq=positions[0],
                     published_seq=positions[1],
                 )
 
@@ -139,7 +142,8 @@ class World:
     def relay_sessions(self) -> list[int]:
         """The process ids of the relays' sessions."""
         rows = self.support.execute(
-            "select pid from pg_stat_activity where datname = current_database() and application_name = 'ticket-sla-monitor relay'"
+            "select pid from pg_stat_activity where datname = current_database() and application_name = "
+            "'ticket-sla-monitor relay'"
         )
         return [pid for (pid,) in rows]
 

@@ -27,7 +27,16 @@ def record(seq: int, *, ticket_id: str | None = None, run: str = "run-1", is_old
         now_utc=NOW,
     )
     return RecordRow(
-        seq, ticket_id, f"TCK-{seq}", "Resolution", wire_timestamp(DUE_AT), wire_timestamp(NOW), run, event.to_json(), True, is_old
+        seq,
+        ticket_id,
+        f"TCK-{seq}",
+        "Resolution",
+        wire_timestamp(DUE_AT),
+        wire_timestamp(NOW),
+        run,
+        event.to_json(),
+        True,
+        is_old,
     )
 
 
@@ -45,7 +54,9 @@ def event_of(row: RecordRow, *, partition: int = 0, offset: int | None = None, *
 
 def with_headers(event: TopicEvent, **changes: bytes | None) -> TopicEvent:
     """The event with other headers; underscores stand for dashes."""
-    return event._replace(headers={**event.headers, **{name.replace("_", "-"): value for name, value in changes.items()}})
+    return event._replace(
+        headers={**event.headers, **{name.replace("_", "-"): value for name, value in changes.items()}}
+    )
 
 
 def without_header(event: TopicEvent, name: str) -> TopicEvent:

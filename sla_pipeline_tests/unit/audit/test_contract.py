@@ -110,7 +110,14 @@ def test_the_contract_asks_for_key_and_constant_headers_too() -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [{"ticket_id": OTHER}, {"number": "TCK-9"}, {"kind": "FirstResponse"}, {"due_at": None}, {"breached_at": "2026"}, {"payload": "{}"}],
+    [
+        {"ticket_id": OTHER},
+        {"number": "TCK-9"},
+        {"kind": "FirstResponse"},
+        {"due_at": None},
+        {"breached_at": "2026"},
+        {"payload": "{}"},
+    ],
 )
 def test_a_record_is_sound_when_its_columns_say_what_its_payload_says(changes: dict[str, object]) -> None:
     assert is_record_sound(record(1))

@@ -24,10 +24,10 @@ def audited(
     events: Iterable[TopicEvent],
     *,
     published: int | None = None,
-    next_seq: int | None = None,
+    last_seq: int | None = None,
     expired_below: int = 0,
 ) -> Tally:
-    """All of an audit but the reading. ``published`` and ``next_seq`` are the last record's sequence unless given."""
+    """All of an audit but the reading. ``published`` and ``last_seq`` are the last record's sequence unless given."""
     tally = Tally()
     ledger = Ledger(tally)
     last = 0
@@ -35,7 +35,7 @@ def audited(
         ledger.add_record(row)
         last = row.seq
     published = last if published is None else published
-    ledger.close_records(published_seq=published, next_seq=last if next_seq is None else next_seq)
+    ledger.close_records(published_seq=published, last_seq=last if last_seq is None else last_seq)
     for event in events:
         ledger.add_event(event)
     settle(ledger, tally, claimed_published=published, expired_below=expired_below)
@@ -55,7 +55,7 @@ def test_nothing_agrees_with_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seqs", "published", "next_seq", "missing"),
+    ("seqs", "published", "last_seq", "missing"),
     [
         ([1, 2, 3], 3, 3, {}),
         ([1, 3], 0, 3, {2: 1}),
@@ -71,18 +71,18 @@ def test_nothing_agrees_with_nothing() -> None:
         ([], 5, 8, {5: 4}),
     ],
 )
-def test_the_sequence_must_be_whole(seqs: list[int], published: int, next_seq: int, missing: dict[int, int]) -> None:
+def test_the_sequence_must_be_whole(seqs: list[int], published: int, last_seq: int, missing: dict[int, int]) -> None:
     records = [record(seq) for seq in seqs]
-    tally = audited(records, map(event_of, records), published=published, next_seq=next_seq)
+    tally = audited(records, map(event_of, records), published=published, last_seq=last_seq)
     finding = tally.findings({})[list(Check).index(Check.RECORD_GAP)]
     assert finding.count == sum(missing.values())
     assert {example.seq for example in finding.examples} == set(missing)
 
 
 def test_records_beyond_the_sequence_are_found() -> None:
-    tally = audited([ONE, TWO, THREE], map(event_of, [ONE, TWO, THREE]), published=1, next_seq=1)
+    tally = audited([ONE, TWO, THREE], map(event_of, [ONE, TWO, THREE]), published=1, last_seq=1)
     assert found(tally) == {Check.RECORD_BEYOND_SEQUENCE: 2}
-    tally = audited([STRANGER], [event_of(STRANGER)], published=0, next_seq=3)
+    tally = audited([STRANGER], [event_of(STRANGER)], published=0, last_seq=3)
     assert found(tally) == {Check.RECORD_BEYOND_SEQUENCE: 1, Check.RECORD_GAP: 3}
 
 
@@ -142,9 +142,14 @@ def test_a_foreign_event_is_found_by_sequence_and_by_ticket() -> None:
 @pytest.mark.parametrize("text", [None, b"one", b"01"])
 def test_an_event_without_a_usable_sequence_has_a_ticket_all_the_same(text: bytes | None) -> None:
     again = (
-        without_header(event_of(ONE, offset=2), "outbox-seq") if text is None else with_headers(event_of(ONE, offset=2), outbox_seq=text)
+        without_header(event_of(ONE, offset=2), "outbox-seq")
+        if text is None
+        else with_headers(event_of(ONE, offset=2), outbox_seq=text)
     )
-    assert found(audited([ONE], [event_of(ONE), again])) == {Check.EVENT_WITHOUT_SEQUENCE: 1, Check.EVENT_TICKET_TWICE: 1}
+    assert found(audited([ONE], [event_of(ONE), again])) == {
+        Check.EVENT_WITHOUT_SEQUENCE: 1,
+        Check.EVENT_TICKET_TWICE: 1,
+    }
 
 
 def test_a_foreign_event_that_came_twice_repeats_its_sequence() -> None:
@@ -185,7 +190,11 @@ def test_below_the_floor_of_retention_nothing_is_lost() -> None:
     assert found(audited([ONE, TWO, THREE], [event_of(THREE)], expired_below=3)) == {Check.EVENT_EXPIRED: 2}
     for kept in (TWO, THREE):
         found_above = found(audited([ONE, TWO, THREE], [event_of(kept)], expired_below=2))
-        assert found_above == {Check.EVENT_EXPIRED: 1, Check.RECORD_WITHOUT_EVENT: 1, Check.RECORD_TICKET_WITHOUT_EVENT: 1}
+        assert found_above == {
+            Check.EVENT_EXPIRED: 1,
+            Check.RECORD_WITHOUT_EVENT: 1,
+            Check.RECORD_TICKET_WITHOUT_EVENT: 1,
+        }
 
 
 def test_the_first_sequence_of_each_partition_is_remembered() -> None:
@@ -210,7 +219,8 @@ def test_a_forged_sequence_does_not_make_all_that_follows_look_out_of_order() ->
     assert Check.ORDER_IN_PARTITION not in found(audited([ONE, TWO], [forged, event_of(ONE), event_of(TWO)]))
 
 
-# -- against a comparison that keeps everything ------------------------------------------------------------------------------------------
+# -- against a comparison that keeps everything
+# ------------------------------------------------------------------------------------------
 
 RECORDS = [record(seq) for seq in range(1, 9)]
 _PARTITIONS = 2
@@ -260,12 +270,16 @@ def plainly(records: Sequence[RecordRow], events: Sequence[TopicEvent]) -> Count
 
 
 @given(events_of_any_kind)
-def test_the_compact_comparison_finds_what_a_plain_one_finds(choices: list[tuple[RecordRow, RecordRow | None, int]]) -> None:
+def test_the_compact_comparison_finds_what_a_plain_one_finds(
+    choices: list[tuple[RecordRow, RecordRow | None, int]],
+) -> None:
     events = [
         event_of(row, partition=partition, offset=offset, headers=event_of(headers_of or row).headers)
         for offset, (row, headers_of, partition) in enumerate(choices)
     ]
-    assert found(audited(RECORDS, events)) == {check: count for check, count in plainly(RECORDS, events).items() if count}
+    assert found(audited(RECORDS, events)) == {
+        check: count for check, count in plainly(RECORDS, events).items() if count
+    }
 
 
 def test_tickets_that_differ_in_their_last_bit_only_are_told_apart() -> None:
@@ -275,7 +289,9 @@ def test_tickets_that_differ_in_their_last_bit_only_are_told_apart() -> None:
 
 
 def test_an_event_published_again_by_recovery_stands_behind_higher_ones_without_fault() -> None:
-    """It is counted, and the order of the others is judged as if it were not there. Everything else about it counts as ever."""
+    """It is counted, and the order of the others is judged as if it were not there. Everything else about it counts as
+    ever.
+    """
     again = with_headers(event_of(ONE, offset=2), republished_by=b"recover-1")
     events = [event_of(TWO, offset=1), again, event_of(THREE, offset=3)]
     assert found(audited([ONE, TWO, THREE], events)) == {Check.EVENT_REPUBLISHED: 1}

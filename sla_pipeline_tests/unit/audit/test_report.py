@@ -56,7 +56,7 @@ def test_the_report_for_programs_is_plain_json() -> None:
     assert as_dict["positions"] == {
         "published_seq": 4,
         "progress_seq": 5,
-        "next_seq": 6,
+        "last_seq": 6,
         "highest_event_seq": 5,
         "progress_seq_after": 5,
     }

@@ -1,11 +1,21 @@
-"""What the simulated desk plans and does: deadlines short enough to watch, some of them missed, every action from where it makes sense."""
+"""What the simulated desk plans and does: deadlines short enough to watch, some of them missed, every action from where
+it makes sense.
+"""
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from sla_pipeline.demo.desk_work import Action, apply_action, arrival, can_take, dice_of, next_plan, pause_to_next_arrival
+from sla_pipeline.demo.desk_work import (
+    Action,
+    apply_action,
+    arrival,
+    can_take,
+    dice_of,
+    next_plan,
+    pause_to_next_arrival,
+)
 from sla_pipeline.demo.ticket import Ticket
 
 NOW = datetime(2026, 11, 30, 12, tzinfo=UTC)
@@ -18,7 +28,9 @@ def ticket(status: str = "New", **values: object) -> Ticket:
 
 def test_customers_write_about_twenty_times_a_minute() -> None:
     dice = dice_of(1)
-    assert sum((pause_to_next_arrival(dice) for _ in range(2_000)), timedelta()) / 2_000 == pytest.approx(3 * SECOND, rel=0.05)
+    assert sum((pause_to_next_arrival(dice) for _ in range(2_000)), timedelta()) / 2_000 == pytest.approx(
+        3 * SECOND, rel=0.05
+    )
 
 
 def test_a_new_ticket_falls_due_within_minutes() -> None:
@@ -32,7 +44,9 @@ def test_a_new_ticket_falls_due_within_minutes() -> None:
 
 def test_equal_seeds_make_equal_decisions() -> None:
     assert arrival("DEMO1", NOW, dice_of(7)) == arrival("DEMO1", NOW, dice_of(7)) != arrival("DEMO1", NOW, dice_of(8))
-    assert [next_plan(ticket(), NOW, dice_of(n)) for n in range(50)] == [next_plan(ticket(), NOW, dice_of(n)) for n in range(50)]
+    assert [next_plan(ticket(), NOW, dice_of(n)) for n in range(50)] == [
+        next_plan(ticket(), NOW, dice_of(n)) for n in range(50)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -56,12 +70,16 @@ def test_what_is_planned_next_fits_the_ticket(status: str, answered: bool, actio
 
 
 @pytest.mark.parametrize(("status", "action", "share"), [("New", Action.REPLY, 0.25), ("InWork", Action.RESOLVE, 0.35)])
-def test_a_share_of_replies_and_resolutions_comes_late_mostly_after_the_next_cycle(status: str, action: Action, share: float) -> None:
+def test_a_share_of_replies_and_resolutions_comes_late_mostly_after_the_next_cycle(
+    status: str, action: Action, share: float
+) -> None:
     given = ticket(status, first_response_at=NOW if status == "InWork" else None)
     due_at = given.first_response_due_at if status == "New" else given.resolution_due_at
     assert due_at is not None
     dice = dice_of(1)
-    lateness = [plan.at - due_at for _ in range(3_000) if (plan := next_plan(given, NOW, dice)) and plan.action is action]
+    lateness = [
+        plan.at - due_at for _ in range(3_000) if (plan := next_plan(given, NOW, dice)) and plan.action is action
+    ]
     late = [one for one in lateness if one > timedelta()]
     assert len(late) / len(lateness) == pytest.approx(share, abs=0.03)
     assert sum(one > timedelta(minutes=1) for one in late) / len(late) == pytest.approx(0.62, abs=0.05)
@@ -71,7 +89,9 @@ def test_a_share_of_replies_and_resolutions_comes_late_mostly_after_the_next_cyc
 def test_a_deadline_that_is_far_past_or_missing_is_not_waited_for() -> None:
     for due_at in (None, NOW - timedelta(days=3), NOW, NOW + timedelta(days=3)):
         given = ticket("InWork", first_response_due_at=due_at)
-        assert all((plan := next_plan(given, NOW, dice_of(n))) and plan.at - NOW <= timedelta(minutes=2) for n in range(50))
+        assert all(
+            (plan := next_plan(given, NOW, dice_of(n))) and plan.at - NOW <= timedelta(minutes=2) for n in range(50)
+        )
 
 
 @pytest.mark.parametrize(
@@ -96,6 +116,8 @@ def test_an_action_changes_the_status_and_gives_the_ticket_an_assignee(action: A
 
 
 def test_no_action_is_taken_that_no_longer_makes_sense() -> None:
-    possible = {status: [action for action in Action if can_take(action, ticket(status))] for status in ("InWork", "Closed")}
+    possible = {
+        status: [action for action in Action if can_take(action, ticket(status))] for status in ("InWork", "Closed")
+    }
     assert possible == {"InWork": [Action.REPLY, Action.HOLD, Action.RESOLVE], "Closed": []}
     assert not can_take(Action.REPLY, ticket("InWork", first_response_at=NOW))

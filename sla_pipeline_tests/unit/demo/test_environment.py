@@ -20,18 +20,34 @@ ADDRESSES = Addresses(
 
 @pytest.mark.parametrize(
     "name",
-    ["SLA_KAFKA_TOPIC", "SLA_POSTGRES_URL", "SLA_SINGLE_RUNNER", "DAGSTER_HOME", "PGHOSTADDR", "PGOPTIONS", "PGSERVICE", "PGSSLMODE"],
+    [
+        "SLA_KAFKA_TOPIC",
+        "SLA_POSTGRES_URL",
+        "SLA_SINGLE_RUNNER",
+        "DAGSTER_HOME",
+        "PGHOSTADDR",
+        "PGOPTIONS",
+        "PGSERVICE",
+        "PGSSLMODE",
+    ],
 )
 def test_no_setting_of_the_shell_is_inherited(name: str) -> None:
     assert name not in isolated_environment({name: "x", "LANG": "C"})
 
 
 def test_everything_else_is_inherited() -> None:
-    shell = {"LANG": "C", "PATH": "/bin", "SLA_EMBEDDED_CACHE": "/cache", "SLA_EMBEDDED_MAVEN_REPOSITORY": "https://example.org"}
+    shell = {
+        "LANG": "C",
+        "PATH": "/bin",
+        "SLA_EMBEDDED_CACHE": "/cache",
+        "SLA_EMBEDDED_MAVEN_REPOSITORY": "https://example.org",
+    }
     assert isolated_environment(shell).items() >= shell.items()
 
 
-@pytest.mark.parametrize(("given", "expected"), [({}, "127.0.0.1,localhost"), ({"no_proxy": "a.example"}, "a.example,127.0.0.1,localhost")])
+@pytest.mark.parametrize(
+    ("given", "expected"), [({}, "127.0.0.1,localhost"), ({"no_proxy": "a.example"}, "a.example,127.0.0.1,localhost")]
+)
 def test_a_proxy_never_gets_what_is_for_this_machine(given: dict[str, str], expected: str) -> None:
     shell = {"http_proxy": "http://proxy:3128"} | given
     isolated = isolated_environment(shell)

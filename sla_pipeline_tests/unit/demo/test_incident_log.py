@@ -31,15 +31,29 @@ def refusal(path: Path) -> str:
 def test_the_log_in_the_package_holds_the_changes_that_its_readme_tells_of() -> None:
     log = read_log()
     assert (len(log.changes), len(log.by_ticket())) == (5_998, 890)
-    assert (log.changes[0].at, log.changes[-1].at) == (datetime(2016, 2, 29, 1, 23, tzinfo=UTC), datetime(2017, 2, 4, 19, tzinfo=UTC))
-    assert Counter(change.status for change in log.changes) == {"New": 1638, "InWork": 1544, "OnHold": 990, "Resolved": 929, "Closed": 897}
+    assert (log.changes[0].at, log.changes[-1].at) == (
+        datetime(2016, 2, 29, 1, 23, tzinfo=UTC),
+        datetime(2017, 2, 4, 19, tzinfo=UTC),
+    )
+    assert Counter(change.status for change in log.changes) == {
+        "New": 1638,
+        "InWork": 1544,
+        "OnHold": 990,
+        "Resolved": 929,
+        "Closed": 897,
+    }
     assert sum(change.queue == 0 for change in log.changes) == 145
     assert sum(change.at < change.opened_at for change in log.changes) == 5
 
 
 def test_the_attribution_of_the_log_stays_beside_it() -> None:
     readme = (Path(read_log().source).parent / "README.md").read_text()
-    for owed in ("Amaral, C., Fantinato, M., & Peres, S. (2018)", "Incident management process enriched event log", "CC BY 4.0", "C57S4H"):
+    for owed in (
+        "Amaral, C., Fantinato, M., & Peres, S. (2018)",
+        "Incident management process enriched event log",
+        "CC BY 4.0",
+        "C57S4H",
+    ):
         assert owed in readme
 
 
@@ -69,12 +83,15 @@ def test_a_line_becomes_a_change_and_a_line_without_a_queue_belongs_to_queue_zer
     )
 
 
-def test_other_columns_another_order_of_columns_a_byte_order_mark_windows_line_ends_and_empty_lines_do_not_matter(tmp_path: Path) -> None:
+def test_other_columns_another_order_of_columns_a_byte_order_mark_windows_line_ends_and_empty_lines_do_not_matter(
+    tmp_path: Path,
+) -> None:
     usual = read_log(written(tmp_path, HEADER, GOOD)).changes
     columns, values = HEADER.split(","), GOOD.split(",")
     turned = tmp_path / "turned.csv"
     turned.write_bytes(
-        b"\xef\xbb\xbf" + "\r\n".join([",".join([*columns[::-1], "made_sla"]), "", ",".join([*values[::-1], "true"]), "", ""]).encode()
+        b"\xef\xbb\xbf"
+        + "\r\n".join([",".join([*columns[::-1], "made_sla"]), "", ",".join([*values[::-1], "true"]), "", ""]).encode()
     )
     assert read_log(turned).changes == usual
 
@@ -121,7 +138,9 @@ NUMBER = "write 1 to 64 letters, digits, dots, dashes or underscores"
         ("requester", "\u0661", DIGITS),
     ],
 )
-def test_a_malformed_value_is_refused_with_file_line_column_value_and_remedy(tmp_path: Path, column: str, value: str, remedy: str) -> None:
+def test_a_malformed_value_is_refused_with_file_line_column_value_and_remedy(
+    tmp_path: Path, column: str, value: str, remedy: str
+) -> None:
     told = refusal(written(tmp_path, HEADER, GOOD, with_value(column, value)))
     assert told == f"log.csv, line 3, column {column}: {value!r}; {remedy}"
 
@@ -133,7 +152,11 @@ def test_a_very_long_value_is_shown_by_its_beginning(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("lines", "told"),
     [
-        ([], "log.csv is empty; its first line must name the columns number, at, opened_at, status, priority, queue, assignee, requester"),
+        (
+            [],
+            "log.csv is empty; its first line must name the columns number, at, opened_at, status, priority, queue, "
+            "assignee, requester",
+        ),
         ([HEADER], "log.csv holds no change, only its header; add the lines of at least one ticket"),
         (
             [GOOD],
@@ -148,18 +171,23 @@ def test_a_very_long_value_is_shown_by_its_beginning(tmp_path: Path) -> None:
         ([HEADER + ",at", GOOD], "log.csv, line 1: column at is named more than once in the header; keep one of each"),
         (
             [HEADER, GOOD, "INC1,2016-02-29T05:30Z"],
-            "log.csv, line 3: it has 2 values, but the header names 8 columns ('INC1,2016-02-29T05:30Z'); check its commas and quotes",
+            "log.csv, line 3: it has 2 values, but the header names 8 columns ('INC1,2016-02-29T05:30Z'); check its "
+            "commas and quotes",
         ),
         (
             [HEADER, GOOD + ",1"],
-            f"log.csv, line 2: it has 9 values, but the header names 8 columns ({GOOD + ',1'!r}); check its commas and quotes",
+            f"log.csv, line 2: it has 9 values, but the header names 8 columns ({GOOD + ',1'!r}); check its commas "
+            "and quotes",
         ),
         (
             [HEADER, LATER, GOOD],
             "log.csv, line 3, column at: 2016-02-29T04:57Z is earlier than 2016-02-29T05:30Z on the line before; "
             "sort the lines by at, leaving lines of the same minute in their order",
         ),
-        ([HEADER, GOOD, '"INC1,2016'], "log.csv, line 3: this is not CSV (unexpected end of data); check its quotes and line ends"),
+        (
+            [HEADER, GOOD, '"INC1,2016'],
+            "log.csv, line 3: this is not CSV (unexpected end of data); check its quotes and line ends",
+        ),
     ],
 )
 def test_a_malformed_file_is_refused_with_its_place_and_a_remedy(tmp_path: Path, lines: list[str], told: str) -> None:
@@ -169,11 +197,16 @@ def test_a_malformed_file_is_refused_with_its_place_and_a_remedy(tmp_path: Path,
 def test_a_file_that_is_not_text_is_refused(tmp_path: Path) -> None:
     path = written(tmp_path, HEADER)
     path.write_bytes(path.read_bytes() + b"INC\xff")
-    assert refusal(path) == f"log.csv is not UTF-8 text (invalid start byte at byte {len(HEADER) + 4}); save it as UTF-8"
+    assert (
+        refusal(path) == f"log.csv is not UTF-8 text (invalid start byte at byte {len(HEADER) + 4}); save it as UTF-8"
+    )
 
 
 def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
-    assert refusal(tmp_path / "none.csv") == "none.csv cannot be read: No such file or directory; check the path and its rights"
+    assert (
+        refusal(tmp_path / "none.csv")
+        == "none.csv cannot be read: No such file or directory; check the path and its rights"
+    )
     assert refusal(tmp_path) == f"{tmp_path.name} cannot be read: Is a directory; check the path and its rights"
 
 

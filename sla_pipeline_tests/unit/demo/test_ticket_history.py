@@ -17,7 +17,9 @@ def minute(count: int) -> datetime:
     return OPENED + timedelta(minutes=count)
 
 
-def change(at: int, status: str, priority: Priority = Priority.CRITICAL, number: str = "INC1", assignee: int | None = None) -> Change:
+def change(
+    at: int, status: str, priority: Priority = Priority.CRITICAL, number: str = "INC1", assignee: int | None = None
+) -> Change:
     return Change(number, minute(at), OPENED, status, priority, 5, assignee, 9)
 
 
@@ -25,7 +27,9 @@ def change(at: int, status: str, priority: Priority = Priority.CRITICAL, number:
     ("priority", "first_response", "resolution"),
     [(Priority.CRITICAL, 15, 240), (Priority.HIGH, 60, 480), (Priority.NORMAL, 240, 2_880), (Priority.LOW, 480, 7_200)],
 )
-def test_deadlines_are_counted_around_the_clock_from_the_opening(priority: Priority, first_response: int, resolution: int) -> None:
+def test_deadlines_are_counted_around_the_clock_from_the_opening(
+    priority: Priority, first_response: int, resolution: int
+) -> None:
     assert deadlines(OPENED, priority) == (minute(first_response), minute(resolution))
 
 
@@ -35,7 +39,9 @@ def test_the_first_change_that_is_not_new_is_the_first_response_and_it_stays() -
 
 
 def test_the_resolution_is_noted_when_a_ticket_leaves_the_open_statuses_and_taken_away_when_it_comes_back() -> None:
-    history = states(change(at, status) for at, status in enumerate(["InWork", "Resolved", "Closed", "New", "Closed", "InWork"]))
+    history = states(
+        change(at, status) for at, status in enumerate(["InWork", "Resolved", "Closed", "New", "Closed", "InWork"])
+    )
     assert [ticket.resolved_at for ticket in history] == [None, minute(1), minute(1), None, minute(4), None]
 
 
@@ -47,7 +53,11 @@ def test_deadlines_follow_the_priority_of_each_change() -> None:
 
 def test_a_ticket_takes_queue_assignee_and_times_of_each_change_and_keeps_its_creation() -> None:
     first, second = states([change(1, "New", assignee=7), change(4, "InWork")])
-    assert (first.queue_id, first.assignee_user_id, first.requester_user_id) == (queue_id(5), person_id(7), person_id(9))
+    assert (first.queue_id, first.assignee_user_id, first.requester_user_id) == (
+        queue_id(5),
+        person_id(7),
+        person_id(9),
+    )
     assert (second.assignee_user_id, second.created_at, second.updated_at) == (None, minute(1), minute(4))
 
 
@@ -65,7 +75,9 @@ def test_a_ticket_at_a_moment_is_what_its_last_change_made_of_it() -> None:
 
 
 def test_a_cycle_matters_when_a_change_takes_effect_and_in_the_minute_after_a_deadline_then_in_force() -> None:
-    log = IncidentLog("a test", (change(1, "New"), change(5, "New", Priority.HIGH), change(100, "Closed", Priority.HIGH)))
+    log = IncidentLog(
+        "a test", (change(1, "New"), change(5, "New", Priority.HIGH), change(100, "Closed", Priority.HIGH))
+    )
     # 16 and 241: the deadlines of Critical, which is no longer its priority then
     assert ticks(log) == [minute(at) for at in (1, 5, 61, 100, 481)]
     assert ticks(log, minute(61)) == [minute(at) for at in (1, 5, 61)]

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from confluent_kafka import KafkaError as ClientError
+from confluent_kafka import KafkaError
 
 from sla_pipeline.kafka.clients import TransactionalProducer
 from sla_pipeline.kafka.settings import KafkaSettings
@@ -14,15 +14,15 @@ def _message(key: bytes) -> Any:
     return cast("Any", SimpleNamespace(key=lambda: key))
 
 
-@pytest.mark.parametrize("purged", [ClientError._PURGE_QUEUE, ClientError._PURGE_INFLIGHT])
+@pytest.mark.parametrize("purged", [KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT])
 def test_the_cause_is_reported_and_not_the_deliveries_that_fell_with_it(purged: int) -> None:
     """librdkafka may report the records that it gave up before the one because of which it did."""
     producer = TransactionalProducer(KafkaSettings("127.0.0.1:1"))
-    producer._on_delivery(ClientError(purged), _message(b"given up"))
+    producer._on_delivery(KafkaError(purged), _message(b"given up"))
     assert producer.told is not None
     assert producer.told.code() == purged
-    producer._on_delivery(ClientError(ClientError.MSG_SIZE_TOO_LARGE), _message(b"too large"))
+    producer._on_delivery(KafkaError(KafkaError.MSG_SIZE_TOO_LARGE), _message(b"too large"))
     assert producer.told is not None
-    assert producer.told.code() == ClientError.MSG_SIZE_TOO_LARGE
+    assert producer.told.code() == KafkaError.MSG_SIZE_TOO_LARGE
     assert producer.failed_keys() == [b"too large"]
     producer.drop()

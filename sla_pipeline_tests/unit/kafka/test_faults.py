@@ -1,11 +1,16 @@
 """librdkafka's errors in our words: what a person must mend is told apart from what the next cycle mends by itself."""
 
 import pytest
-from confluent_kafka import KafkaError as ClientError
-from confluent_kafka import KafkaException
+from confluent_kafka import KafkaError, KafkaException
 
 from sla_pipeline.cycle import BreachRecord
-from sla_pipeline.errors import DatabaseUnavailable, KafkaError, KafkaUnavailable, PublisherFenced, SlaPipelineError
+from sla_pipeline.errors import (
+    KafkaSetupError,
+    KafkaUnavailable,
+    PostgresUnavailable,
+    PublisherFenced,
+    SlaPipelineError,
+)
 from sla_pipeline.kafka.faults import Scene, configuration_fault, described_record, more_telling, translate
 from sla_pipeline.kafka.settings import KafkaSettings
 
@@ -20,48 +25,60 @@ def scene(**changes: object) -> Scene:
 @pytest.mark.parametrize(
     ("code", "kind", "words"),
     [
-        (ClientError._AUTHENTICATION, KafkaError, "refuses our credentials"),
-        (ClientError.SASL_AUTHENTICATION_FAILED, KafkaError, "refuses our credentials"),
-        (ClientError._SSL, KafkaError, "TLS certificate is not trusted"),
-        (ClientError.TOPIC_AUTHORIZATION_FAILED, KafkaError, "denies us a right"),
-        (ClientError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, KafkaError, "denies us a right"),
-        (ClientError.UNKNOWN_TOPIC_OR_PART, KafkaError, "topic events does not exist on Kafka at kafka:9092"),
-        (ClientError._UNKNOWN_TOPIC, KafkaError, "`sla-pipeline migrate`"),
-        (ClientError.MSG_SIZE_TOO_LARGE, KafkaError, "too large"),
-        (ClientError.INVALID_TRANSACTION_TIMEOUT, KafkaError, "transaction.max.timeout.ms"),
-        (ClientError._QUEUE_FULL, KafkaError, "queue.buffering.max.messages"),
-        (ClientError.OFFSET_OUT_OF_RANGE, KafkaError, "retention is shorter"),
-        (ClientError._LOG_TRUNCATION, KafkaError, "retention is shorter"),
-        (ClientError.INVALID_REPLICATION_FACTOR, KafkaError, "`sla-pipeline migrate --replication-factor` with at most their number"),
-        (ClientError.POLICY_VIOLATION, KafkaError, "refuses the request"),
-        (ClientError._UNSUPPORTED_FEATURE, KafkaError, "refuses the request"),
+        (KafkaError._AUTHENTICATION, KafkaSetupError, "refuses our credentials"),
+        (KafkaError.SASL_AUTHENTICATION_FAILED, KafkaSetupError, "refuses our credentials"),
+        (KafkaError._SSL, KafkaSetupError, "TLS certificate is not trusted"),
+        (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaSetupError, "denies us a right"),
+        (KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, KafkaSetupError, "denies us a right"),
+        (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaSetupError, "topic events does not exist on Kafka at kafka:9092"),
+        (KafkaError._UNKNOWN_TOPIC, KafkaSetupError, "`sla-pipeline migrate`"),
+        (KafkaError.MSG_SIZE_TOO_LARGE, KafkaSetupError, "too large"),
+        (KafkaError.INVALID_TRANSACTION_TIMEOUT, KafkaSetupError, "transaction.max.timeout.ms"),
+        (KafkaError._QUEUE_FULL, KafkaSetupError, "queue.buffering.max.messages"),
+        (KafkaError.OFFSET_OUT_OF_RANGE, KafkaSetupError, "retention is shorter"),
+        (KafkaError._LOG_TRUNCATION, KafkaSetupError, "retention is shorter"),
         (
-            ClientError.INVALID_TIMESTAMP,
-            KafkaError,
+            KafkaError.INVALID_REPLICATION_FACTOR,
+            KafkaSetupError,
+            "`sla-pipeline migrate --replication-factor` with at most their number",
+        ),
+        (KafkaError.POLICY_VIOLATION, KafkaSetupError, "refuses the request"),
+        (KafkaError._UNSUPPORTED_FEATURE, KafkaSetupError, "refuses the request"),
+        (
+            KafkaError.INVALID_TIMESTAMP,
+            KafkaSetupError,
             "refuses the time of an event of topic events",
         ),
-        (ClientError.INVALID_RECORD, KafkaError, "refuses the events of topic events"),
-        (ClientError.INVALID_REQUIRED_ACKS, KafkaError, "does so until the cause is mended"),
-        (ClientError.UNSUPPORTED_COMPRESSION_TYPE, KafkaError, "does so until the cause is mended. The broker's log"),
-        (ClientError.UNSUPPORTED_FOR_MESSAGE_FORMAT, KafkaError, "does so until the cause is mended"),
-        (ClientError.NOT_ENOUGH_REPLICAS, KafkaUnavailable, "has too few replicas of topic events in sync"),
-        (ClientError.NOT_ENOUGH_REPLICAS_AFTER_APPEND, KafkaUnavailable, "passes by itself once the brokers of the others are back"),
-        (ClientError.KAFKA_STORAGE_ERROR, KafkaUnavailable, "else the disk must be mended"),
+        (KafkaError.INVALID_RECORD, KafkaSetupError, "refuses the events of topic events"),
+        (KafkaError.INVALID_REQUIRED_ACKS, KafkaSetupError, "does so until the cause is mended"),
+        (
+            KafkaError.UNSUPPORTED_COMPRESSION_TYPE,
+            KafkaSetupError,
+            "does so until the cause is mended. The broker's log",
+        ),
+        (KafkaError.UNSUPPORTED_FOR_MESSAGE_FORMAT, KafkaSetupError, "does so until the cause is mended"),
+        (KafkaError.NOT_ENOUGH_REPLICAS, KafkaUnavailable, "has too few replicas of topic events in sync"),
+        (
+            KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+            KafkaUnavailable,
+            "passes by itself once the brokers of the others are back",
+        ),
+        (KafkaError.KAFKA_STORAGE_ERROR, KafkaUnavailable, "else the disk must be mended"),
         # of a topic that was checked a moment ago: the client has not heard of its partitions yet
-        (ClientError._UNKNOWN_PARTITION, KafkaUnavailable, "did not answer"),
-        (ClientError._FENCED, PublisherFenced, "another publisher has taken over events.relay"),
-        (ClientError.PRODUCER_FENCED, PublisherFenced, "another publisher has taken over"),
-        (ClientError.INVALID_PRODUCER_EPOCH, PublisherFenced, "another publisher has taken over"),
-        (ClientError._TIMED_OUT, KafkaUnavailable, "did not answer as expected"),
-        (ClientError._TRANSPORT, KafkaUnavailable, "can be reached"),
-        (ClientError._ALL_BROKERS_DOWN, KafkaUnavailable, "kafka:9092"),
-        (ClientError._INCONSISTENT, KafkaUnavailable, "did not answer as expected"),
-        (ClientError.INVALID_PRODUCER_ID_MAPPING, KafkaUnavailable, "did not answer as expected"),
-        (ClientError.NOT_LEADER_FOR_PARTITION, KafkaUnavailable, "did not answer as expected"),
+        (KafkaError._UNKNOWN_PARTITION, KafkaUnavailable, "did not answer"),
+        (KafkaError._FENCED, PublisherFenced, "another publisher has taken over events.relay"),
+        (KafkaError.PRODUCER_FENCED, PublisherFenced, "another publisher has taken over"),
+        (KafkaError.INVALID_PRODUCER_EPOCH, PublisherFenced, "another publisher has taken over"),
+        (KafkaError._TIMED_OUT, KafkaUnavailable, "did not answer as expected"),
+        (KafkaError._TRANSPORT, KafkaUnavailable, "can be reached"),
+        (KafkaError._ALL_BROKERS_DOWN, KafkaUnavailable, "kafka:9092"),
+        (KafkaError._INCONSISTENT, KafkaUnavailable, "did not answer as expected"),
+        (KafkaError.INVALID_PRODUCER_ID_MAPPING, KafkaUnavailable, "did not answer as expected"),
+        (KafkaError.NOT_LEADER_FOR_PARTITION, KafkaUnavailable, "did not answer as expected"),
     ],
 )
 def test_each_code_has_its_kind_and_its_words(code: int, kind: type[SlaPipelineError], words: str) -> None:
-    ours = translate(KafkaException(ClientError(code, "the reason")), scene())
+    ours = translate(KafkaException(KafkaError(code, "the reason")), scene())
     assert type(ours) is kind
     assert words in str(ours)
     assert "while committing a transaction" in str(ours)
@@ -71,22 +88,30 @@ def test_each_code_has_its_kind_and_its_words(code: int, kind: type[SlaPipelineE
 @pytest.mark.parametrize(
     ("reason", "kind"),
     [
-        ("fetch failed due to requested offset not available on the broker: Broker: Offset out of range (broker 1)", KafkaError),
-        ("Partition log truncation detected at offset 7: Local: Partition log truncation detected (broker 1)", KafkaError),
-        ("failed to query logical offset: Broker: Topic authorization failed (broker 1)", KafkaError),
+        (
+            "fetch failed due to requested offset not available on the broker: Broker: Offset out of range (broker 1)",
+            KafkaSetupError,
+        ),
+        (
+            "Partition log truncation detected at offset 7: Local: Partition log truncation detected (broker 1)",
+            KafkaSetupError,
+        ),
+        ("failed to query logical offset: Broker: Topic authorization failed (broker 1)", KafkaSetupError),
         ("Unable to validate offset and epoch: Local: Broker transport failure (broker 1)", KafkaUnavailable),
         ("failed to query logical offset: Local: Timed out (broker 1)", KafkaUnavailable),
         ("Unable to validate offset and epoch: Broker: Not leader for partition (broker 1)", KafkaUnavailable),
     ],
 )
 def test_a_lost_offset_is_judged_by_its_reason(reason: str, kind: type[SlaPipelineError]) -> None:
-    ours = translate(KafkaException(ClientError(ClientError._AUTO_OFFSET_RESET, reason)), scene())
+    ours = translate(KafkaException(KafkaError(KafkaError._AUTO_OFFSET_RESET, reason)), scene())
     assert type(ours) is kind
     assert ("lost the records" in str(ours)) == ("out of range" in reason or "truncation" in reason)
 
 
 def test_a_quota_explains_a_time_out() -> None:
-    ours = translate(KafkaException(ClientError(ClientError._MSG_TIMED_OUT)), scene(transaction_open=True, throttled_seconds=37.9))
+    ours = translate(
+        KafkaException(KafkaError(KafkaError._MSG_TIMED_OUT)), scene(transaction_open=True, throttled_seconds=37.9)
+    )
     assert type(ours) is KafkaUnavailable
     assert "holds this client back by a quota, up to 38 s a request, while committing a transaction" in str(ours)
 
@@ -99,21 +124,27 @@ def test_a_quota_explains_a_time_out() -> None:
     ],
 )
 def test_a_closed_connection_has_two_causes(reason: str) -> None:
-    told = ClientError(ClientError._TRANSPORT, reason)
-    ours = translate(KafkaException(ClientError(ClientError._TRANSPORT, "no metadata")), scene(reported=told))
+    told = KafkaError(KafkaError._TRANSPORT, reason)
+    ours = translate(KafkaException(KafkaError(KafkaError._TRANSPORT, "no metadata")), scene(reported=told))
     assert type(ours) is KafkaUnavailable
-    assert "passes by itself if the broker is just starting or stopping. If not, the listener asks for TLS or for a login" in str(ours)
+    assert (
+        "passes by itself if the broker is just starting or stopping. If not, the listener asks for TLS or for a login"
+        in str(ours)
+    )
 
 
 def test_a_compression_that_we_were_told_to_use_is_named() -> None:
     told = Scene(KafkaSettings("kafka:9092", "events", {"compression.codec": "zstd"}), "delivering events")
-    ours = translate(KafkaException(ClientError(ClientError.UNSUPPORTED_COMPRESSION_TYPE)), told)
-    assert "SLA_KAFKA_CLIENT_CONFIG sets compression.codec: leave it out if the broker does not take that compression" in str(ours)
+    ours = translate(KafkaException(KafkaError(KafkaError.UNSUPPORTED_COMPRESSION_TYPE)), told)
+    assert (
+        "SLA_KAFKA_CLIENT_CONFIG sets compression.codec: leave it out if the broker does not take that compression"
+        in str(ours)
+    )
 
 
 def test_a_fatal_error_that_surfaces_as_a_system_error_is_known_by_its_cause() -> None:
     error = SystemError("<method 'flush' of ...> returned a result with an exception set")
-    error.__cause__ = KafkaException(ClientError(ClientError._FENCED, "fenced", fatal=True))
+    error.__cause__ = KafkaException(KafkaError(KafkaError._FENCED, "fenced", fatal=True))
     assert type(translate(error, scene())) is PublisherFenced
 
 
@@ -124,49 +155,57 @@ def test_a_system_error_without_a_cause_is_an_unknown_outcome() -> None:
 
 
 def test_a_system_error_without_a_cause_is_explained_by_what_the_client_told_aside() -> None:
-    fenced = ClientError(ClientError._FENCED, "fenced", fatal=True)
-    assert type(translate(SystemError("returned NULL without setting an exception"), scene(reported=fenced))) is PublisherFenced
+    fenced = KafkaError(KafkaError._FENCED, "fenced", fatal=True)
+    assert (
+        type(translate(SystemError("returned NULL without setting an exception"), scene(reported=fenced)))
+        is PublisherFenced
+    )
 
 
 def test_tls_against_a_port_without_it_is_no_outage() -> None:
-    told = ClientError(ClientError._TRANSPORT, "SSL handshake failed: Disconnected: connecting to a PLAINTEXT broker listener?")
-    assert type(translate(KafkaException(ClientError(ClientError._TRANSPORT, "no metadata")), scene(reported=told))) is KafkaError
+    told = KafkaError(
+        KafkaError._TRANSPORT, "SSL handshake failed: Disconnected: connecting to a PLAINTEXT broker listener?"
+    )
+    assert (
+        type(translate(KafkaException(KafkaError(KafkaError._TRANSPORT, "no metadata")), scene(reported=told)))
+        is KafkaSetupError
+    )
 
 
 def test_a_fatal_error_may_hold_the_fence_in_its_text_only() -> None:
     reason = "Local: This instance has been fenced by a newer instance"
-    assert type(translate(KafkaException(ClientError(ClientError._FATAL, reason)), scene())) is PublisherFenced
+    assert type(translate(KafkaException(KafkaError(KafkaError._FATAL, reason)), scene())) is PublisherFenced
 
 
 def test_a_time_out_is_explained_by_what_the_client_told_aside() -> None:
-    told = ClientError(ClientError._AUTHENTICATION, "Invalid username or password")
-    ours = translate(KafkaException(ClientError(ClientError._TIMED_OUT)), scene(reported=told))
-    assert type(ours) is KafkaError
+    told = KafkaError(KafkaError._AUTHENTICATION, "Invalid username or password")
+    ours = translate(KafkaException(KafkaError(KafkaError._TIMED_OUT)), scene(reported=told))
+    assert type(ours) is KafkaSetupError
     assert "Invalid username or password" in str(ours)
 
 
 def test_what_was_told_aside_does_not_hide_a_fence() -> None:
-    told = ClientError(ClientError._AUTHENTICATION, "an old story")
-    assert type(translate(KafkaException(ClientError(ClientError._FENCED)), scene(reported=told))) is PublisherFenced
+    told = KafkaError(KafkaError._AUTHENTICATION, "an old story")
+    assert type(translate(KafkaException(KafkaError(KafkaError._FENCED)), scene(reported=told))) is PublisherFenced
 
 
 def test_an_event_that_is_too_large_is_named() -> None:
-    ours = translate(KafkaException(ClientError(ClientError.MSG_SIZE_TOO_LARGE)), scene(rejected=[_RECORD]))
+    ours = translate(KafkaException(KafkaError(KafkaError.MSG_SIZE_TOO_LARGE)), scene(rejected=[_RECORD]))
     assert "ticket TCK-9 (id 7d444840-9dc0-11d1-b245-5ffdce74fad2, sequence 17, 18 bytes)" in str(ours)
 
 
 def test_a_full_queue_is_a_fault_of_the_settings() -> None:
     ours = translate(BufferError("Local: Queue full"), scene())
-    assert type(ours) is KafkaError
+    assert type(ours) is KafkaSetupError
     assert "queue.buffering.max.kbytes in SLA_KAFKA_CLIENT_CONFIG" in str(ours)
 
 
 def test_secrets_are_masked() -> None:
-    assert "swordfish" not in str(translate(KafkaException(ClientError(ClientError._FAIL, "no swordfish here")), scene()))
+    assert "swordfish" not in str(translate(KafkaException(KafkaError(KafkaError._FAIL, "no swordfish here")), scene()))
 
 
 def test_our_own_errors_pass_as_they_are() -> None:
-    ours = DatabaseUnavailable("gone")
+    ours = PostgresUnavailable("gone")
     assert translate(ours, scene()) is ours
 
 
@@ -176,9 +215,9 @@ def test_a_bug_is_no_outage(error: Exception) -> None:
 
 
 def test_of_several_reports_the_one_that_a_person_must_mend_stays() -> None:
-    down = ClientError(ClientError._ALL_BROKERS_DOWN, "1/1 brokers are down")
-    refused = ClientError(ClientError._TRANSPORT, "Connection refused")
-    password = ClientError(ClientError._AUTHENTICATION, "Invalid password")
+    down = KafkaError(KafkaError._ALL_BROKERS_DOWN, "1/1 brokers are down")
+    refused = KafkaError(KafkaError._TRANSPORT, "Connection refused")
+    password = KafkaError(KafkaError._AUTHENTICATION, "Invalid password")
     assert more_telling(None, down) is down
     assert more_telling(refused, down) is refused
     assert more_telling(down, refused) is refused
@@ -187,11 +226,14 @@ def test_of_several_reports_the_one_that_a_person_must_mend_stays() -> None:
 
 
 def test_a_record_whose_payload_is_no_json_is_described_all_the_same() -> None:
-    assert described_record(BreachRecord(3, "id", "run", "<broken>")) == "ticket without a number (id id, sequence 3, 8 bytes)"
+    assert (
+        described_record(BreachRecord(3, "id", "run", "<broken>"))
+        == "ticket without a number (id id, sequence 3, 8 bytes)"
+    )
 
 
 def test_a_refused_configuration_names_the_setting_and_not_its_value() -> None:
     reason = 'Invalid value "swordfish" for configuration property "sasl.password"'
-    ours = configuration_fault(KafkaException(ClientError(ClientError._INVALID_ARG, reason)), _SETTINGS)
+    ours = configuration_fault(KafkaException(KafkaError(KafkaError._INVALID_ARG, reason)), _SETTINGS)
     assert '"sasl.password"' in str(ours)
     assert "swordfish" not in str(ours)

@@ -26,7 +26,9 @@ class Link:
         """Record counts of a transaction's steps."""
         pace = Pace(seconds, clock=lambda: self.now)
         counts: list[int] = []
-        while step := fitting_records(RECORDS[sum(counts) :], pace, queue_messages=queue_messages, queue_bytes=queue_bytes):
+        while step := fitting_records(
+            RECORDS[sum(counts) :], pace, queue_messages=queue_messages, queue_bytes=queue_bytes
+        ):
             pace.begin_step()
             size_bytes = len(step) * RECORD_BYTES
             self.carry(size_bytes)

@@ -13,7 +13,13 @@ _RECORDS = [BreachRecord(seq, f"ticket-{seq}", "run-1", f'{{"TicketId":"ticket-{
 
 def test_a_record_of_a_transaction_survives_the_wire() -> None:
     progress = Progress.of(_RECORDS, "run-2")
-    assert (progress.seq, progress.first, progress.count, progress.digest, progress.run) == (10, 8, 3, record_digest(_RECORDS[-1]), "run-2")
+    assert (progress.seq, progress.first, progress.count, progress.digest, progress.run) == (
+        10,
+        8,
+        3,
+        record_digest(_RECORDS[-1]),
+        "run-2",
+    )
     assert Progress.from_json(PROGRESS_KEY, progress.to_json(), "here") == progress
 
 

@@ -27,7 +27,13 @@ def test_the_environment_gives_servers_topic_and_client_settings() -> None:
     assert settings == KafkaSettings(
         "kafka-1:9092,kafka-2:9092",
         "some.topic",
-        {"security.protocol": "SASL_SSL", "sasl.password": _SECRET, "debug": "", "socket.keepalive.enable": "true", "linger.ms": "5"},
+        {
+            "security.protocol": "SASL_SSL",
+            "sasl.password": _SECRET,
+            "debug": "",
+            "socket.keepalive.enable": "true",
+            "linger.ms": "5",
+        },
     )
 
 
@@ -38,7 +44,11 @@ def test_only_the_servers_must_be_given() -> None:
 
 def test_names_derive_from_the_topic() -> None:
     settings = KafkaSettings("kafka:9092", "t")
-    assert (settings.progress_topic, settings.transactional_id, settings.group_id) == ("t.relay-progress", "t.relay", "t.readers")
+    assert (settings.progress_topic, settings.transactional_id, settings.group_id) == (
+        "t.relay-progress",
+        "t.relay",
+        "t.readers",
+    )
 
 
 @pytest.mark.parametrize(
@@ -46,16 +56,28 @@ def test_names_derive_from_the_topic() -> None:
     [
         ({}, "SLA_KAFKA_BOOTSTRAP_SERVERS is not set; set it to Kafka's addresses"),
         ({"SLA_KAFKA_BOOTSTRAP_SERVERS": "  "}, "SLA_KAFKA_BOOTSTRAP_SERVERS is not set"),
-        ({"SLA_KAFKA_BOOTSTRAP_SERVERS": "kafka"}, r"SLA_KAFKA_BOOTSTRAP_SERVERS\) hold 'kafka'; write them as host:port"),
+        (
+            {"SLA_KAFKA_BOOTSTRAP_SERVERS": "kafka"},
+            r"SLA_KAFKA_BOOTSTRAP_SERVERS\) hold 'kafka'; write them as host:port",
+        ),
         ({"SLA_KAFKA_BOOTSTRAP_SERVERS": "a:1,,b:2"}, "hold ''; write them as host:port"),
         ({**_ENVIRONMENT, "SLA_KAFKA_TOPIC": "white space"}, r"SLA_KAFKA_TOPIC\) is 'white space'"),
         ({**_ENVIRONMENT, "SLA_KAFKA_TOPIC": "t" * 201}, "at most 200 letters"),
-        ({**_ENVIRONMENT, "SLA_KAFKA_CLIENT_CONFIG": '{"a": }'}, r"SLA_KAFKA_CLIENT_CONFIG is not JSON \(line 1, column 7\)"),
+        (
+            {**_ENVIRONMENT, "SLA_KAFKA_CLIENT_CONFIG": '{"a": }'},
+            r"SLA_KAFKA_CLIENT_CONFIG is not JSON \(line 1, column 7\)",
+        ),
         ({**_ENVIRONMENT, "SLA_KAFKA_CLIENT_CONFIG": "[1]"}, "is a JSON list, not an object"),
         ({**_ENVIRONMENT, "SLA_KAFKA_CLIENT_CONFIG": '{"a": null}'}, "the value of 'a' is a null"),
         ({**_ENVIRONMENT, "SLA_KAFKA_CLIENT_CONFIG": '{"a": {"b": 1}}'}, "the value of 'a' is a dict"),
-        ({**_ENVIRONMENT, "SLA_KAFKA_CLIENT_CONFIG": '{"batch.size": "big"}'}, "batch.size is 'big'; it must be a whole number above 0"),
-        ({**_ENVIRONMENT, "SLA_KAFKA_CLIENT_CONFIG": '{"queue.buffering.max.messages": 0}'}, "queue.buffering.max.messages is '0'"),
+        (
+            {**_ENVIRONMENT, "SLA_KAFKA_CLIENT_CONFIG": '{"batch.size": "big"}'},
+            "batch.size is 'big'; it must be a whole number above 0",
+        ),
+        (
+            {**_ENVIRONMENT, "SLA_KAFKA_CLIENT_CONFIG": '{"queue.buffering.max.messages": 0}'},
+            "queue.buffering.max.messages is '0'",
+        ),
     ],
 )
 def test_a_missing_or_malformed_variable_is_named_with_its_remedy(environment: dict[str, str], complaint: str) -> None:
@@ -98,7 +120,10 @@ def test_a_setting_on_which_exactly_once_rests_is_refused_by_name(key: str) -> N
 
 def test_repr_shows_no_value_of_the_client_settings() -> None:
     settings = KafkaSettings("kafka:9092", "t", {"sasl.password": _SECRET, "linger.ms": "17"})
-    assert repr(settings) == "KafkaSettings(bootstrap_servers='kafka:9092', topic='t', client_config={linger.ms=***, sasl.password=***})"
+    assert (
+        repr(settings)
+        == "KafkaSettings(bootstrap_servers='kafka:9092', topic='t', client_config={linger.ms=***, sasl.password=***})"
+    )
 
 
 def test_settings_are_frozen_hashable_and_travel_to_another_process() -> None:
@@ -128,7 +153,11 @@ def test_further_settings_reach_every_client_and_the_protocol_stays_ours() -> No
     )
 
 
-@pytest.mark.parametrize(("configured", "topic_limit", "batch"), [(None, None, 1_000_000), (None, 3_000, 3_000), ("500", 3_000, 500)])
-def test_a_batch_is_never_larger_than_the_topic_allows(configured: str | None, topic_limit: int | None, batch: int) -> None:
+@pytest.mark.parametrize(
+    ("configured", "topic_limit", "batch"), [(None, None, 1_000_000), (None, 3_000, 3_000), ("500", 3_000, 500)]
+)
+def test_a_batch_is_never_larger_than_the_topic_allows(
+    configured: str | None, topic_limit: int | None, batch: int
+) -> None:
     settings = KafkaSettings("kafka:9092", "t", {"batch.size": configured} if configured else {})
     assert producer_config(settings, largest_batch_bytes=topic_limit)["batch.size"] == batch

@@ -33,7 +33,9 @@ def _refusal(url: str, variable: str = POSTGRES_URL) -> str:
 )
 def test_a_password_that_is_not_encoded_is_refused(url: str) -> None:
     said = _refusal(url)
-    assert said.startswith("SLA_POSTGRES_URL cannot be parsed: an @, / or ? in it is not percent-encoded (%40, %2F, %3F); w")
+    assert said.startswith(
+        "SLA_POSTGRES_URL cannot be parsed: an @, / or ? in it is not percent-encoded (%40, %2F, %3F); w"
+    )
     assert said.endswith(_FORM)
 
 
@@ -41,12 +43,18 @@ def test_a_password_that_is_not_encoded_is_refused(url: str) -> None:
     ("url", "words"),
     [
         ("mysql://worker:s3cr3t@db-1/support", "is not a URL of Postgres"),
-        ("postgresql://worker:s3cr3t@db-1/\nsupport", "cannot be parsed: it holds a line break or another control character"),
+        (
+            "postgresql://worker:s3cr3t@db-1/\nsupport",
+            "cannot be parsed: it holds a line break or another control character",
+        ),
         ("postgresql://worker:s3cr3t%@db-1/support", "cannot be parsed; "),
         ("postgresql://worker:s3cr3t@db-1/support?s3cr3t=1", "cannot be parsed; "),
         ("postgresql://db-1/support?password=p4ss&w0rd=1", "cannot be parsed; "),
         ("postgresql://worker:s3cr3t", "has a port that is not a number from 1 to 65535"),
-        *((f"postgresql://worker@db-1:{port}/support", "has a port that") for port in ("0", "-1", "abc", "65536", "9" * 30)),
+        *(
+            (f"postgresql://worker@db-1:{port}/support", "has a port that")
+            for port in ("0", "-1", "abc", "65536", "9" * 30)
+        ),
         ("postgresql://worker@db-1/support?port=p4ss", "has a port that"),
         ("postgresql://db-1/support?sslmode=s3cr3t", "has a value that the driver does not take for sslmode; "),
         ("postgresql://db-1/support?connect_timeout=s3cr3t", "does not take for connect_timeout; "),
@@ -54,8 +62,14 @@ def test_a_password_that_is_not_encoded_is_refused(url: str) -> None:
         ("postgresql://db-1/support?hostaddr=s3cr3t", "does not take for hostaddr; "),
         ("postgresql://db-1,db-2/support?hostaddr=10.0.0.1", "does not take for hostaddr; "),
         ("postgresql://db-1/support?service=s3cr3t", "does not take for service; "),
-        ("postgresql://db-1/support?target_session_attrs=s3cr3t&channel_binding=s3cr3t", "for channel_binding, target_session_attrs; "),
-        ("postgresql://db-1:1,2/support?sslmode=prefer&host=a,b,c&port=1,2", "has parameters that the driver does not take together (sslm"),
+        (
+            "postgresql://db-1/support?target_session_attrs=s3cr3t&channel_binding=s3cr3t",
+            "for channel_binding, target_session_attrs; ",
+        ),
+        (
+            "postgresql://db-1:1,2/support?sslmode=prefer&host=a,b,c&port=1,2",
+            "has parameters that the driver does not take together (sslm",
+        ),
     ],
 )
 def test_what_the_driver_does_not_take_is_refused_by_name(url: str, words: str) -> None:
@@ -71,11 +85,17 @@ def test_what_the_driver_does_not_take_is_refused_by_name(url: str, words: str) 
         ("postgresql://worker:p4ss:w0rd@db-1/support", "database 'support' at db-1:5432 as user 'worker'"),
         ("postgresql://worker:p4ss#w0rd@db-1/support", "database 'support' at db-1:5432 as user 'worker'"),
         ("postgresql://w%40x:p4ss%2Fw0rd@db-1/support%20desk", "database 'support desk' at db-1:5432 as user 'w@x'"),
-        ("postgres://worker@db-1:5433,db-2:5434/support", "database 'support' at db-1:5433, db-2:5434 as user 'worker'"),
+        (
+            "postgres://worker@db-1:5433,db-2:5434/support",
+            "database 'support' at db-1:5433, db-2:5434 as user 'worker'",
+        ),
         ("postgresql://worker@db-1,db-2:5434/support", "database 'support' at db-1:5432, db-2:5434 as user 'worker'"),
         ("postgresql://worker@[::1]:5433/support", "database 'support' at ::1:5433 as user 'worker'"),
         ("postgresql://db-1/support?user=worker&password=s3cr3t", "database 'support' at db-1:5432 as user 'worker'"),
-        ("postgresql://worker@db-1/support?gssencmode=require&sslmode=require", "database 'support' at db-1:5432 as user 'worker'"),
+        (
+            "postgresql://worker@db-1/support?gssencmode=require&sslmode=require",
+            "database 'support' at db-1:5432 as user 'worker'",
+        ),
         ("postgresql://worker@db-1/support?passfile=%2Fnowhere", "database 'support' at db-1:5432 as user 'worker'"),
         ("postgresql://worker@/support?hostaddr=10.0.0.1", "database 'support' at 10.0.0.1:5432 as user 'worker'"),
     ],
@@ -95,7 +115,9 @@ def test_what_a_url_leaves_open_comes_from_the_drivers_own_variables(monkeypatch
 def test_a_variable_of_the_drivers_own_is_named_and_its_value_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PGSSLMODE", "s3cr3t")
     monkeypatch.setenv("PGHOST", "db-7")
-    assert "does not take the value of its own variable PGSSLMODE; correct or unset that one" in _refusal("postgresql://worker@/support")
+    assert "does not take the value of its own variable PGSSLMODE; correct or unset that one" in _refusal(
+        "postgresql://worker@/support"
+    )
     assert PostgresUrl("postgresql://worker@/support?sslmode=prefer").place.startswith("database 'support' at db-7")
 
 

@@ -6,7 +6,10 @@ import pytest
 
 from sla_pipeline.postgres.tickets_table import NEEDED, FoundColumn, TicketsTable, faults
 
-_COLUMNS = {needed.name: FoundColumn(needed.name, needed.types[0], needed.types[0], not_null=needed.not_null) for needed in NEEDED}
+_COLUMNS = {
+    needed.name: FoundColumn(needed.name, needed.types[0], needed.types[0], not_null=needed.not_null)
+    for needed in NEEDED
+}
 
 
 def _faults(**changed: FoundColumn) -> list[str]:
@@ -26,11 +29,12 @@ def test_citext_is_text_where_it_is_only_passed_on(name: str) -> None:
 def test_a_status_that_is_compared_without_case_is_refused() -> None:
     """In SQL "new" would be New; the rule, the audit and consumers would not find it so."""
     assert _faults(status=replace(_COLUMNS["status"], type="citext", base_type="citext")) == [
-        "column status is citext, needed is text or character varying or an enum (it is compared with New and InWork, exactly); "
-        "`alter table support.tickets alter column status type text using status::text`"
+        "column status is citext, needed is text or character varying or an enum (it is compared with New and InWork, "
+        "exactly); `alter table support.tickets alter column status type text using status::text`"
     ]
     assert _faults(status=replace(_COLUMNS["status"], deterministic=False)) == [
-        "column status has a collation under which different texts are equal, needed is a deterministic one (it is compared with New and "
+        "column status has a collation under which different texts are equal, needed is a deterministic one (it is "
+        "compared with New and "
         'InWork, exactly); `alter table support.tickets alter column status type text collate "default"`'
     ]
     assert _faults(number=replace(_COLUMNS["number"], deterministic=False)) == []

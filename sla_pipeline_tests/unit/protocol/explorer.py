@@ -20,7 +20,9 @@ class Result(Generic[State]):
     state_count: int
     violated: str | None = None
     history: tuple[str, ...] = ()
-    """The labels of a shortest path from an initial state to the violation: the search is breadth-first, so there is no shorter one."""
+    """The labels of a shortest path from an initial state to the violation: the search is breadth-first, so there is no
+    shorter one.
+    """
     final: State | None = None
     """The state that violates."""
 
@@ -30,7 +32,9 @@ def explore(
     successors: Callable[[State], Iterable[tuple[str, State]]],
     invariants: Mapping[str, Callable[[State], bool]],
 ) -> Result[State]:
-    """Visit all states reachable from ``initial``; stop at the first that breaks one of ``invariants``, each true of a good state."""
+    """Visit all states reachable from ``initial``; stop at the first that breaks one of ``invariants``, each true of a
+    good state.
+    """
     came_from: dict[State, tuple[State, str] | None] = {}
     waiting: deque[State] = deque()
 

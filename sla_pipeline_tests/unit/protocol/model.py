@@ -1,14 +1,15 @@
 """The publishing protocol of ``sla_pipeline/kafka/takeover.py`` as a machine of states, with all that may happen to it.
 
-What belongs here: two publishers that take the relay's steps under the relay's names, what Postgres and Kafka do meanwhile, what goes
-wrong. What does not: the state and its properties (``world.py``), the search (``explorer.py``), which shortcut breaks what
-(``test_protocol_model.py``).
+What belongs here: two publishers that take the relay's steps under the relay's names, what Postgres and Kafka do
+meanwhile, what goes wrong. What does not: the state and its properties (``world.py``), the search (``explorer.py``),
+which shortcut breaks what (``test_protocol_model.py``).
 
-One move is one thing that another party can see: a statement in Postgres, a request that Kafka carries out. Between any two moves anything
-else may happen. Where the model is unsure of reality it allows more than can happen: a publisher that lost its lock never notices, a
-restore may bring back any older rows with any older ``published_seq``. Crashes, lost locks, lost and late replies are not counted; the
-number of takeovers bounds them. A crash stands for every exception too, for the relay does the same after one: it forgets everything,
-closes nothing, begins again. The lock is not kept: it may be lost at any moment, so it may be taken at any moment.
+One move is one thing that another party can see: a statement in Postgres, a request that Kafka carries out. Between any
+two moves anything else may happen. Where the model is unsure of reality it allows more than can happen: a publisher
+that lost its lock never notices, a restore may bring back any older rows with any older ``published_seq``. Crashes,
+lost locks, lost and late replies are not counted; the number of takeovers bounds them. A crash stands for every
+exception too, for the relay does the same after one: it forgets everything, closes nothing, begins again. The lock is
+not kept: it may be lost at any moment, so it may be taken at any moment.
 """
 
 from collections.abc import Iterator
@@ -17,7 +18,17 @@ from functools import cached_property
 from typing import Literal
 
 from sla_pipeline_tests.unit.protocol.repair import begun, can_go_on, compared, mended, noted, sending, sent
-from sla_pipeline_tests.unit.protocol.world import IDLE, NO_RECORD, ZERO, Publisher, Repair, Row, Transaction, World, listed
+from sla_pipeline_tests.unit.protocol.world import (
+    IDLE,
+    NO_RECORD,
+    ZERO,
+    Publisher,
+    Repair,
+    Row,
+    Transaction,
+    World,
+    listed,
+)
 
 __all__ = ["Model", "Protocol", "Surroundings"]
 
@@ -50,7 +61,18 @@ class Protocol:
     def steps(self) -> tuple[str, ...]:
         """The steps in their order."""
         middle = ("fenced", "progress_read") if self.fence_before_progress else ("progress_read", "fenced")
-        return ("idle", "locked", "connected", *middle, "rows_read", "begun", "produced", "flushed", "committed", "advanced")
+        return (
+            "idle",
+            "locked",
+            "connected",
+            *middle,
+            "rows_read",
+            "begun",
+            "produced",
+            "flushed",
+            "committed",
+            "advanced",
+        )
 
 
 @dataclass(frozen=True)
@@ -68,13 +90,17 @@ class Surroundings:
     tail_loss_count: int = 0
     """How often the progress topic loses its newest record: a broker that loses what it has acknowledged."""
     marker_loss_count: int = 0
-    """How often the broker drops the end markers of a transaction, all of them, those of its events, or that of its progress record."""
+    """How often the broker drops the end markers of a transaction, all of them, those of its events, or that of its
+    progress record.
+    """
     recoveries: bool = False
     """Whether ``sla-pipeline recover`` may run, at any moment; each time takes one of the takeovers."""
     event_topic_recreation_count: int = 0
     """How often the event topic is deleted and created anew, with what an open transaction has sent to it."""
     recoveries_overlap: bool = False
-    """Whether a second recovery may begin while one stands still, and go on in turn with it: both believe that they hold the lock."""
+    """Whether a second recovery may begin while one stands still, and go on in turn with it: both believe that they
+    hold the lock.
+    """
     expiry_count: int = 0
     """How many of the oldest events the topic may forget."""
     stable_offset_lags: bool = False
@@ -91,9 +117,13 @@ class Model:
     protocol: Protocol = Protocol()
     surroundings: Surroundings = Surroundings()
     shortened: bool = True
-    """A step that nobody else can see (``connected``, ``begun``) follows at once; worlds whose difference can no longer show are one."""
+    """A step that nobody else can see (``connected``, ``begun``) follows at once; worlds whose difference can no longer
+    show are one.
+    """
     names_exchangeable: bool = False
-    """Worlds that differ only in which publisher is which are one: half the search, but in a history the names may change sides."""
+    """Worlds that differ only in which publisher is which are one: half the search, but in a history the names may
+    change sides.
+    """
 
     def successors(self, world: World) -> Moves:
         """Every move that is possible now."""
@@ -132,8 +162,13 @@ class Model:
         if world.frozen and not self._goes_on(world, world.frozen):
             world = world._replace(frozen=None)
         if self._commits_once and not self.surroundings.marker_loss_count:
-            transaction, committing = world.transaction, any(me.step in ("produced", "flushed") for me in world.publishers)
-            committing = committing or any(repair is not None and repair.sending for repair in (world.repair, world.frozen))
+            transaction, committing = (
+                world.transaction,
+                any(me.step in ("produced", "flushed") for me in world.publishers),
+            )
+            committing = committing or any(
+                repair is not None and repair.sending for repair in (world.repair, world.frozen)
+            )
             if transaction is None and world.late_commit:
                 world = world._replace(late_commit=False)
             elif transaction and transaction.rows and not (world.late_commit or committing):
@@ -155,7 +190,8 @@ class Model:
     def _goes_on(self, world: World, repair: Repair) -> bool:
         return can_go_on(world, repair, progress_checked=self.protocol.progress_checked_before_sending_again)
 
-    # --- what happens by itself -------------------------------------------------------------------------------------------------------
+    # --- what happens by itself
+    # -------------------------------------------------------------------------------------------------------
 
     def _postgres(self, world: World) -> Moves:
         rows, era = world.rows, world.era
@@ -172,7 +208,11 @@ class Model:
                         yield told, world._replace(rows=rows[:kept], published_seq=published_seq, era=era + 1)
 
     def _kafka(self, world: World) -> Moves:
-        bounds, transaction, newer = self.surroundings, world.transaction, world.epoch < self.surroundings.takeover_count
+        bounds, transaction, newer = (
+            self.surroundings,
+            world.transaction,
+            world.epoch < self.surroundings.takeover_count,
+        )
         if world.late_commit:
             told = f"commits {listed(transaction.rows)}" if transaction else "changes nothing"
             yield f"Kafka: the late request to commit arrives, {told}", world.committed()._replace(late_commit=False)
@@ -185,11 +225,17 @@ class Model:
         if world.deletion_count < bounds.event_topic_recreation_count:
             emptied = transaction and transaction._replace(rows=())
             told, dropped = "Kafka: the event topic is deleted and created anew, empty", len(world.visible)
-            yield told, world._replace(dropped_count=dropped, transaction=emptied, deletion_count=world.deletion_count + 1)
+            yield (
+                told,
+                world._replace(dropped_count=dropped, transaction=emptied, deletion_count=world.deletion_count + 1),
+            )
         if not world.progress and newer and (bounds.record_zero_rewritten == "always" or not world.visible):
             yield "migrate: fences, writes the record with sequence 0", world.fenced()._replace(progress=(ZERO,))
         if world.expired_seq < min(bounds.expiry_count, len(world.visible)):
-            yield f"Kafka: the event of row {world.expired_seq + 1} expires", world._replace(expired_seq=world.expired_seq + 1)
+            yield (
+                f"Kafka: the event of row {world.expired_seq + 1} expires",
+                world._replace(expired_seq=world.expired_seq + 1),
+            )
         if world.progress and world.harm_count < bounds.tail_loss_count:
             told = f"Kafka: the progress topic loses its newest record, {world.progress[-1]}"
             yield told, world._replace(progress=world.progress[:-1], harm_count=world.harm_count + 1)
@@ -199,7 +245,10 @@ class Model:
         yield from self._recovery(world)
         # keeps the search small: only a recovery with more than one fence stands still
         if self.surroundings.recoveries_overlap and (world.frozen or (world.repair and world.repair.missing)):
-            yield "recover: stands still, the other one goes on", world._replace(repair=world.frozen, frozen=world.repair)
+            yield (
+                "recover: stands still, the other one goes on",
+                world._replace(repair=world.frozen, frozen=world.repair),
+            )
 
     def _recovery(self, world: World) -> Moves:
         repair, bounds = world.repair, self.surroundings
@@ -220,7 +269,10 @@ class Model:
             told = listed(world.transaction.rows if world.transaction else ())
             yield f"recover: committed ({told})", sent(world, repair, bounds.batch_size)
             yield f"recover: commits {told}, gets no reply, gives up", world.committed()._replace(repair=None)
-            yield "recover: asks to commit, the request is late, gives up", world._replace(repair=None, late_commit=True)
+            yield (
+                "recover: asks to commit, the request is late, gives up",
+                world._replace(repair=None, late_commit=True),
+            )
         elif not repair.missing:
             yield f"recover: writes the progress record {repair.target}", noted(world, repair.target)
         elif world.epoch < bounds.takeover_count:
@@ -229,7 +281,8 @@ class Model:
             yield f"recover: fences (epoch {after.epoch}), sends {rows} again", after
         yield "recover: crashes", world._replace(repair=None)
 
-    # --- the steps of a takeover ------------------------------------------------------------------------------------------------------
+    # --- the steps of a takeover
+    # ------------------------------------------------------------------------------------------------------
 
     def _step(self, world: World, index: int, me: Publisher) -> Moves:
         steps = self.protocol.steps
@@ -237,8 +290,8 @@ class Model:
         match step:
             case "locked":
                 other = world.publishers[1 - index]
-                next_seq = 0 if self.protocol.next_seq_after_progress else len(world.rows)
-                fresh = Publisher(step, era=world.era, published_seq=world.published_seq, next_seq=next_seq)
+                last_seq = 0 if self.protocol.next_seq_after_progress else len(world.rows)
+                fresh = Publisher(step, era=world.era, published_seq=world.published_seq, last_seq=last_seq)
                 lost = "" if other == IDLE else f" (the lock is lost by {'BA'[index]})"
                 yield f"locked{lost}", world.with_publisher(index, fresh)
             case "connected" | "begun":
@@ -284,7 +337,10 @@ class Model:
         elif self.surroundings.stable_offset_lags:
             known = (NO_RECORD, *world.progress)
         for position in known:
-            yield f"progress_read ({position})", world.with_publisher(index, me._replace(step="progress_read", position=position))
+            yield (
+                f"progress_read ({position})",
+                world.with_publisher(index, me._replace(step="progress_read", position=position)),
+            )
 
     def _markers_dropped(self, world: World, ended: Transaction, after: World) -> Moves:
         """``after`` with a part of the markers of the transaction ``ended`` missing; told by the part."""
@@ -292,23 +348,34 @@ class Model:
             return
         parts = {"all": ended}
         if ended.progress:
-            parts |= {"the events": Transaction(ended.rows, None), "the progress record": Transaction((), ended.progress)}
+            parts |= {
+                "the events": Transaction(ended.rows, None),
+                "the progress record": Transaction((), ended.progress),
+            }
         for what, hanging in parts.items():
             visible = tuple(row for row in after.visible if row not in hanging.rows)
             progress = tuple(row for row in after.progress if row != hanging.progress)
-            yield what, after._replace(hanging=hanging, visible=visible, progress=progress, harm_count=world.harm_count + 1)
+            yield (
+                what,
+                after._replace(hanging=hanging, visible=visible, progress=progress, harm_count=world.harm_count + 1),
+            )
 
     def _hanging_ended(self, world: World, index: int, me: Publisher, hanging: Transaction) -> Moves:
         if me.given_up_seq:
             return  # it was aborted, and hangs: gives up as in a crash
         position = world.progress[-1].seq
-        if max((row.seq for row in world.visible), default=0) > position or any(row.seq <= position for row in hanging.rows):
+        if max((row.seq for row in world.visible), default=0) > position or any(
+            row.seq <= position for row in hanging.rows
+        ):
             refusal = "a part of a transaction without an end is visible"
             yield f"fails closed, {refusal}", world.with_publisher(index, IDLE, refusal=refusal)
             return
         given_up = hanging.progress or hanging.rows[-1]
         again = Publisher("connected", era=me.era, published_seq=world.published_seq, given_up_seq=given_up.seq)
-        yield f"begins to abort what hangs ({listed(hanging.rows)})", world.with_publisher(index, again, transaction=Transaction((), None))
+        yield (
+            f"begins to abort what hangs ({listed(hanging.rows)})",
+            world.with_publisher(index, again, transaction=Transaction((), None)),
+        )
 
     def _rows_read(self, world: World, index: int, me: Publisher) -> Moves:
         if refusal := self._refusal(world, me):
@@ -324,8 +391,8 @@ class Model:
         if me.position == NO_RECORD and self.protocol.empty_topic_refused:
             return "the progress topic holds no record"
         position = max(ZERO, me.position)
-        if position.seq > (len(world.rows) if self.protocol.next_seq_after_progress else me.next_seq):
-            return "progress is beyond next_seq"
+        if position.seq > (len(world.rows) if self.protocol.next_seq_after_progress else me.last_seq):
+            return "progress is beyond last_seq"
         published_seq = me.published_seq if self.protocol.published_seq_before_progress else world.published_seq
         if published_seq <= me.given_up_seq:
             published_seq = min(published_seq, position.seq)
@@ -376,7 +443,7 @@ class Model:
 
     def _advanced(self, world: World, index: int, me: Publisher) -> Moves:
         reached = me.batch[-1] if me.batch else me.position
-        if reached.seq > len(world.rows):  # the table's constraint: published_seq <= next_seq
+        if reached.seq > len(world.rows):  # the table's constraint: published_seq <= last_seq
             return
         published_seq = max(world.published_seq, reached.seq)
         after = world._replace(published_seq=published_seq).taken_for_published(published_seq)

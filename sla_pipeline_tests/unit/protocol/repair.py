@@ -1,7 +1,8 @@
-"""What ``sla-pipeline recover`` does, on the model's world: one more process that may run at any moment, beside publishers.
+"""What ``sla-pipeline recover`` does, on the model's world: one more process that may run at any moment, beside
+publishers.
 
-What belongs here: its moves, as values; what it concludes is asked of ``sla_pipeline.kafka.recovery.judge`` itself. What does not:
-when the moves happen (``model.py``).
+What belongs here: its moves, as values; what it concludes is asked of ``sla_pipeline.kafka.recovery.judge`` itself.
+What does not: when the moves happen (``model.py``).
 """
 
 import sys
@@ -16,7 +17,9 @@ __all__ = ["begun", "can_go_on", "compared", "mended", "noted", "sending", "sent
 
 
 @cache
-def _diagnosis(events: tuple[Row, ...], whole: bool, rows: tuple[Row, ...], published_seq: int, progress: tuple[Row, ...]) -> Diagnosis:
+def _diagnosis(
+    events: tuple[Row, ...], whole: bool, rows: tuple[Row, ...], published_seq: int, progress: tuple[Row, ...]
+) -> Diagnosis:
     topic = TopicContents({row.seq: str(row) for row in events})
     if not whole:
         topic.expired_below = min((row.seq for row in events), default=sys.maxsize)
@@ -24,10 +27,16 @@ def _diagnosis(events: tuple[Row, ...], whole: bool, rows: tuple[Row, ...], publ
     known = {row.seq: str(row) for row in rows if row.seq >= from_seq}
     tickets = {row.ticket: row.seq for row in events}
     elsewhere = {
-        row.seq: tickets[row.ticket] for row in rows if row.seq in known and row.seq not in topic.digests and row.ticket in tickets
+        row.seq: tickets[row.ticket]
+        for row in rows
+        if row.seq in known and row.seq not in topic.digests and row.ticket in tickets
     }
-    newest = Progress.standing_at(progress[-1].seq, str(progress[-1]) if progress[-1].seq else "", "run") if progress else None
-    return judge(topic, known, next_seq=len(rows), published_seq=published_seq, progress=newest, elsewhere=elsewhere)
+    newest = (
+        Progress.standing_at(progress[-1].seq, str(progress[-1]) if progress[-1].seq else "", "run")
+        if progress
+        else None
+    )
+    return judge(topic, known, last_seq=len(rows), published_seq=published_seq, progress=newest, elsewhere=elsewhere)
 
 
 def begun(world: World) -> World:
@@ -46,11 +55,17 @@ def compared(world: World, repair: Repair) -> World | None:
     wanted = found.missing if found.state is State.EVENTS_MISSING else ()
     missing = tuple(world.rows[seq - 1] for run in wanted for seq in run)
     seen = repair.seen if missing else (0, ())
-    return world._replace(repair=Repair(repair.era, repair.epoch, True, found.common_seq, lost, found.position, missing=missing, seen=seen))
+    return world._replace(
+        repair=Repair(
+            repair.era, repair.epoch, True, found.common_seq, lost, found.position, missing=missing, seen=seen
+        )
+    )
 
 
 def mended(world: World, repair: Repair) -> World:
-    """After the one transaction in Postgres: lost records are back under their sequences, later ones of other tickets stand behind them."""
+    """After the one transaction in Postgres: lost records are back under their sequences, later ones of other tickets
+    stand behind them.
+    """
     rows, published_seq = world.rows, max(world.published_seq, repair.position)
     if repair.lost:
         known = {row.ticket for row in repair.lost}
@@ -78,14 +93,19 @@ def can_go_on(world: World, repair: Repair, *, progress_checked: bool) -> bool:
 
 
 def sending(world: World, repair: Repair, count: int) -> World:
-    """After a further fence, behind which nobody had committed anything, the next missing events were handed to the broker."""
+    """After a further fence, behind which nobody had committed anything, the next missing events were handed to the
+    broker.
+    """
     after = world.fenced()
     return after._replace(
-        transaction=Transaction(repair.missing[:count], repair.target), repair=repair._replace(epoch=after.epoch, sending=True)
+        transaction=Transaction(repair.missing[:count], repair.target),
+        repair=repair._replace(epoch=after.epoch, sending=True),
     )
 
 
 def sent(world: World, repair: Repair, count: int) -> World:
     """After this transaction was committed, and its reply came."""
     after, left = world.committed(), repair.missing[count:]
-    return after._replace(repair=repair._replace(missing=left, seen=after.committed_so_far, sending=False) if left else None)
+    return after._replace(
+        repair=repair._replace(missing=left, seen=after.committed_so_far, sending=False) if left else None
+    )

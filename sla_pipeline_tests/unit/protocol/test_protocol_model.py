@@ -1,7 +1,9 @@
-"""The protocol as built keeps its promises in every interleaving; each shortcut breaks one of them, and its shortest history is told.
+"""The protocol as built keeps its promises in every interleaving; each shortcut breaks one of them, and its shortest
+history is told.
 
-``pytest -s sla_pipeline_tests/unit/protocol`` prints the histories and the sizes of the searches. ``docs/exactly-once.md`` quotes them.
-What belongs here: what is searched, within which bounds, and what must come of it. What does not: the model.
+``pytest -s sla_pipeline_tests/unit/protocol`` prints the histories and the sizes of the searches.
+``docs/exactly-once.md`` quotes them. What belongs here: what is searched, within which bounds, and what must come of
+it. What does not: the model.
 """
 
 from collections.abc import Callable, Mapping
@@ -38,7 +40,9 @@ TAIL_LOST = replace(CALM, tail_loss_count=1)
 MARKERS_DROPPED = Surroundings(tickets="ab", takeover_count=4, marker_loss_count=1)
 
 
-def search(protocol: Protocol, surroundings: Surroundings, properties: Properties, *, names_exchangeable: bool = False) -> Result[World]:
+def search(
+    protocol: Protocol, surroundings: Surroundings, properties: Properties, *, names_exchangeable: bool = False
+) -> Result[World]:
     model = Model(protocol, surroundings, names_exchangeable=names_exchangeable)
     return explore([World()], model.successors, properties)
 
@@ -46,7 +50,10 @@ def search(protocol: Protocol, surroundings: Surroundings, properties: Propertie
 def told(history: tuple[str, ...]) -> str:
     """A history with one line for each run of moves of the same actor."""
     moves = [move.split(": ", 1) for move in history]
-    return "\n".join(f"{actor + ':':9} {', '.join(what for _, what in run)}" for actor, run in groupby(moves, key=lambda move: move[0]))
+    return "\n".join(
+        f"{actor + ':':9} {', '.join(what for _, what in run)}"
+        for actor, run in groupby(moves, key=lambda move: move[0])
+    )
 
 
 def show(text: str) -> None:
@@ -54,7 +61,9 @@ def show(text: str) -> None:
 
 
 def left_alone(model: Model, world: World) -> tuple[tuple[str, ...], World]:
-    """What one publisher does, and the world after it, when it takes over once, without a fault and with nothing else happening."""
+    """What one publisher does, and the world after it, when it takes over once, without a fault and with nothing else
+    happening.
+    """
     history: list[str] = []
     while not history or (world.publishers[0] != IDLE and world.refusal is None):
         move, world = next(iter(model.steps_of(world, 0)))
@@ -63,7 +72,9 @@ def left_alone(model: Model, world: World) -> tuple[tuple[str, ...], World]:
 
 
 def goes_on(protocol: Protocol, surroundings: Surroundings) -> Callable[[World], bool]:
-    """Whether it publishes the next batch where Postgres and Kafka agree, and fails closed, sending nothing, where they do not."""
+    """Whether it publishes the next batch where Postgres and Kafka agree, and fails closed, sending nothing, where they
+    do not.
+    """
     model = Model(protocol, surroundings)
 
     def holds(world: World) -> bool:
@@ -105,8 +116,14 @@ def is_mended_by_recovery(surroundings: Surroundings) -> Callable[[World], bool]
 
 
 def is_made_whole_by_recovery(surroundings: Surroundings) -> Callable[[World], bool]:
-    """Whether recovery left alone, at most twice, ends with every published row on the topic once, and nothing else there."""
-    model = Model(surroundings=replace(surroundings, takeover_count=surroundings.takeover_count + 2 * (1 + len(surroundings.tickets))))
+    """Whether recovery left alone, at most twice, ends with every published row on the topic once, and nothing else
+    there.
+    """
+    model = Model(
+        surroundings=replace(
+            surroundings, takeover_count=surroundings.takeover_count + 2 * (1 + len(surroundings.tickets))
+        )
+    )
 
     def holds(world: World) -> bool:
         if world.repair:
@@ -120,14 +137,17 @@ def is_made_whole_by_recovery(surroundings: Surroundings) -> Callable[[World], b
     return holds
 
 
-# --- the protocol as built ------------------------------------------------------------------------------------------------------------
+# --- the protocol as built
+# ------------------------------------------------------------------------------------------------------------
 
 SPACES = {
     "none": Surroundings(tickets="abcd", takeover_count=5),
     "the progress topic emptied twice": Surroundings(recreation_count=2),
     "Postgres restored twice": Surroundings(tickets="ab", restore_count=2),
     "Postgres restored and the progress topic emptied": Surroundings(restore_count=1, recreation_count=1),
-    "both, and `recover` at any moment": Surroundings(tickets="ab", restore_count=1, recreation_count=1, recoveries=True),
+    "both, and `recover` at any moment": Surroundings(
+        tickets="ab", restore_count=1, recreation_count=1, recoveries=True
+    ),
 }
 
 
@@ -145,7 +165,9 @@ def test_the_protocol_as_built_keeps_its_promises_in_every_interleaving(disaster
 
 
 def makes_visible_what_hung(protocol: Protocol, surroundings: Surroundings) -> Callable[[World], bool]:
-    """Whether a publisher left alone leaves nothing without an end and no row passed over, or fails closed, sending nothing."""
+    """Whether a publisher left alone leaves nothing without an end and no row passed over, or fails closed, sending
+    nothing.
+    """
     model = Model(protocol, surroundings)
 
     def holds(world: World) -> bool:
@@ -160,9 +182,13 @@ def makes_visible_what_hung(protocol: Protocol, surroundings: Surroundings) -> C
 
 
 def test_end_markers_that_the_broker_drops_double_nothing_and_lose_nothing() -> None:
-    """A row may be noted in Postgres as published and hang: the commit was answered. So that property is not asked for here."""
+    """A row may be noted in Postgres as published and hang: the commit was answered. So that property is not asked for
+    here.
+    """
     properties = {name: PROPERTIES[name] for name in (NO_DOUBLE, IN_ORDER)}
-    properties["what hangs is published, or the publisher fails closed"] = makes_visible_what_hung(Protocol(), MARKERS_DROPPED)
+    properties["what hangs is published, or the publisher fails closed"] = makes_visible_what_hung(
+        Protocol(), MARKERS_DROPPED
+    )
     result = search(Protocol(), MARKERS_DROPPED, properties, names_exchangeable=True)
     bounds = f"{len(MARKERS_DROPPED.tickets)} | {MARKERS_DROPPED.takeover_count}"
     row = f"| the end markers of a transaction dropped | {bounds} | {result.state_count:,} |"
@@ -175,7 +201,13 @@ def test_a_commit_that_was_answered_and_noted_and_hangs_is_published_by_the_next
     model = Model(surroundings=MARKERS_DROPPED)
 
     def never(world: World) -> bool:
-        hangs = world.hanging and world.hanging.rows and world.hanging.progress and world.published_seq and not world.visible
+        hangs = (
+            world.hanging
+            and world.hanging.rows
+            and world.hanging.progress
+            and world.published_seq
+            and not world.visible
+        )
         if not hangs or world.publishers != (IDLE, IDLE):
             return True
         _, after = left_alone(model, world)
@@ -191,10 +223,13 @@ def test_recovery_takes_nothing_for_published_whose_event_has_expired() -> None:
     assert (result.violated, told(result.history)) == (None, "")
 
 
-# consumers that read an event before its topic was deleted see it again after it was published again; nobody sees it twice on one topic
+# consumers that read an event before its topic was deleted see it again after it was published again; nobody sees it
+# twice on one topic
 ON_ONE_TOPIC: Properties = {
     "no ticket has two events on the topic": lambda world: len({row.ticket for row in world.topic}) == len(world.topic),
-    "an event that is published again is the same one": lambda world: len({row.ticket for row in world.visible}) == len({*world.visible}),
+    "an event that is published again is the same one": lambda world: (
+        len({row.ticket for row in world.visible}) == len({*world.visible})
+    ),
     NO_FALSE_ALARM: PROPERTIES[NO_FALSE_ALARM],
 }
 WITHOUT_EVENT_TOPIC = {
@@ -203,7 +238,9 @@ WITHOUT_EVENT_TOPIC = {
         tickets="ab", batch_size=1, takeover_count=5, event_topic_recreation_count=1
     ),
     "both topics emptied": Surroundings(tickets="ab", event_topic_recreation_count=1, recreation_count=1),
-    "the event topic emptied, and Postgres restored": Surroundings(tickets="ab", event_topic_recreation_count=1, restore_count=1),
+    "the event topic emptied, and Postgres restored": Surroundings(
+        tickets="ab", event_topic_recreation_count=1, restore_count=1
+    ),
     "the event topic emptied, two recoveries at once": Surroundings(
         tickets="a", takeover_count=5, event_topic_recreation_count=1, recoveries_overlap=True
     ),
@@ -229,7 +266,9 @@ def test_missing_events_go_out_in_several_transactions() -> None:
     surroundings = replace(WITHOUT_EVENT_TOPIC["the event topic emptied, one row to a transaction"], recoveries=True)
 
     def never(world: World) -> bool:
-        return not (world.dropped_count == 2 and len(world.topic) == 1 and world.repair and len(world.repair.missing) == 1)
+        return not (
+            world.dropped_count == 2 and len(world.topic) == 1 and world.repair and len(world.repair.missing) == 1
+        )
 
     assert search(Protocol(), surroundings, {"never": never}, names_exchangeable=True).violated == "never"
 
@@ -256,8 +295,8 @@ def test_the_model_refuses_what_the_relay_refuses_and_sends_what_it_sends() -> N
         from_position = [record(row) for row in rows if row.seq >= position.seq]
         try:
             progress = require_progress(None if position == NO_RECORD else written, "topic")
-            require_agreement(progress, published_before=published_seq, next_seq=len(rows))
-            waiting = waiting_records(progress, from_position, next_seq=len(rows))
+            require_agreement(progress, published_before=published_seq, last_seq=len(rows))
+            waiting = waiting_records(progress, from_position, last_seq=len(rows))
         except FailClosed:
             return None
         return tuple(row for row in rows if record(row) in waiting)
@@ -269,7 +308,11 @@ def test_the_model_refuses_what_the_relay_refuses_and_sends_what_it_sends() -> N
         return None if after.refusal else after.publishers[0].batch
 
     ever = [Row(seq, ticket, era) for seq, ticket, era in product((1, 2, 3), "ab", (0, 1))]
-    tables = [()] + [rows for n in (1, 2, 3) for rows in product(*([row for row in ever if row.seq == seq] for seq in range(1, n + 1)))]
+    tables = [()] + [
+        rows
+        for n in (1, 2, 3)
+        for rows in product(*([row for row in ever if row.seq == seq] for seq in range(1, n + 1)))
+    ]
     cases = [
         (position, published_seq, rows)
         for position in (NO_RECORD, ZERO, *ever)
@@ -284,7 +327,15 @@ def test_the_shortenings_of_the_search_hide_no_world() -> None:
         seen: set[tuple[object, ...]] = set()
 
         def keep(world: World) -> bool:
-            told_apart = (world.rows, world.published_seq, world.era, world.epoch, world.visible, world.harm_count, world.passed)
+            told_apart = (
+                world.rows,
+                world.published_seq,
+                world.era,
+                world.epoch,
+                world.visible,
+                world.harm_count,
+                world.passed,
+            )
             seen.add((*told_apart, world.dropped_count, world.progress[-1:], world.refusal))
             return True
 
@@ -301,7 +352,7 @@ def test_the_shortenings_of_the_search_hide_no_world() -> None:
 
 REFUSALS = {
     "the progress topic holds no record": EMPTIED,
-    "progress is beyond next_seq": RESTORED,
+    "progress is beyond last_seq": RESTORED,
     "the row at the position is not the one that was published": RESTORED,
     "progress is behind published_seq": ZERO_REWRITTEN,
     "a part of a transaction without an end is visible": MARKERS_DROPPED,
@@ -322,7 +373,8 @@ def test_a_restore_that_takes_back_only_what_was_not_published_stops_nothing() -
     assert sum("is restored" in move for move in result.history) == 1
 
 
-# --- shortcuts ------------------------------------------------------------------------------------------------------------------------
+# --- shortcuts
+# ------------------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -347,18 +399,26 @@ SHORTCUTS = {
     "the progress record names the last record read, where fewer were handed over": Shortcut(
         Protocol(progress_of_delivered=False), CALM, NO_ROW_PASSED
     ),
-    "nobody looks for a transaction without an end": Shortcut(Protocol(hanging_ended=False), MARKERS_DROPPED, NO_DOUBLE),
+    "nobody looks for a transaction without an end": Shortcut(
+        Protocol(hanging_ended=False), MARKERS_DROPPED, NO_DOUBLE
+    ),
     "an empty progress topic counts as sequence 0": Shortcut(Protocol(empty_topic_refused=False), EMPTIED, NO_DOUBLE),
     "migrate writes sequence 0 into any empty progress topic": Shortcut(Protocol(), ZERO_REWRITTEN, NO_DOUBLE),
-    "and progress is not compared with published_seq": Shortcut(Protocol(published_seq_checked=False), ZERO_REWRITTEN, GOES_ON),
+    "and progress is not compared with published_seq": Shortcut(
+        Protocol(published_seq_checked=False), ZERO_REWRITTEN, GOES_ON
+    ),
     "the progress record holds no digest": Shortcut(Protocol(digest_of="nothing"), RESTORED, NO_DOUBLE),
     "the digest is the same for two markings of a ticket": Shortcut(Protocol(digest_of="ticket"), RESTORED, NO_DOUBLE),
-    "published_seq is raised over another session than the lock's": Shortcut(Protocol(session_of_the_lock=False), RESTORED, NO_ROW_PASSED),
+    "published_seq is raised over another session than the lock's": Shortcut(
+        Protocol(session_of_the_lock=False), RESTORED, NO_ROW_PASSED
+    ),
     "the end of the progress topic comes from a read_committed client, and the broker shows it late": Shortcut(
         Protocol(end_from_uncommitted_reader=False), replace(CALM, stable_offset_lags=True), NO_DOUBLE
     ),
-    "next_seq is read before the progress": Shortcut(Protocol(next_seq_after_progress=False), CALM, NO_FALSE_ALARM),
-    "published_seq is read after the progress": Shortcut(Protocol(published_seq_before_progress=False), CALM, NO_FALSE_ALARM),
+    "last_seq is read before the progress": Shortcut(Protocol(next_seq_after_progress=False), CALM, NO_FALSE_ALARM),
+    "published_seq is read after the progress": Shortcut(
+        Protocol(published_seq_before_progress=False), CALM, NO_FALSE_ALARM
+    ),
 }
 
 
@@ -387,13 +447,17 @@ def test_a_broker_that_loses_an_acknowledged_progress_record_makes_the_protocol_
 
 
 HARMLESS: dict[str, tuple[Protocol, Surroundings, Properties]] = {
-    "the end of the progress topic comes from a read_committed client": (Protocol(end_from_uncommitted_reader=False), CALM, PROPERTIES),
+    "the end of the progress topic comes from a read_committed client": (
+        Protocol(end_from_uncommitted_reader=False),
+        CALM,
+        PROPERTIES,
+    ),
     "progress is not compared with published_seq": (
         Protocol(published_seq_checked=False),
         Surroundings(tickets="ab", restore_count=1, recreation_count=1),
         PROPERTIES,
     ),
-    "next_seq is read before the progress": (Protocol(next_seq_after_progress=False), CALM, NOTHING_WRONG),
+    "last_seq is read before the progress": (Protocol(next_seq_after_progress=False), CALM, NOTHING_WRONG),
     "published_seq is read after the progress": (Protocol(published_seq_before_progress=False), CALM, NOTHING_WRONG),
     "nothing is left out, and the broker shows the end of the progress topic late": (
         Protocol(),

@@ -1,17 +1,31 @@
 """The world of the protocol's model at one moment, and what must be true of it at every moment.
 
-What belongs here: what Postgres, Kafka and two publishers hold, and the properties. What does not: how one world becomes another
-(``model.py``).
+What belongs here: what Postgres, Kafka and two publishers hold, and the properties. What does not: how one world
+becomes another (``model.py``).
 """
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-__all__ = ["IDLE", "NO_RECORD", "PROPERTIES", "ZERO", "Publisher", "Repair", "Row", "Transaction", "World", "agree", "listed"]
+__all__ = [
+    "IDLE",
+    "NO_RECORD",
+    "PROPERTIES",
+    "ZERO",
+    "Publisher",
+    "Repair",
+    "Row",
+    "Transaction",
+    "World",
+    "agree",
+    "listed",
+]
 
 
 class Row(NamedTuple):
-    """A breach record, or the progress record that names it. A ticket marked again after a restore is another row: its ``era`` differs."""
+    """A breach record, or the progress record that names it. A ticket marked again after a restore is another row: its
+    ``era`` differs.
+    """
 
     seq: int
     ticket: str
@@ -22,7 +36,9 @@ class Row(NamedTuple):
 
 
 def listed(rows: tuple[Row, ...]) -> str:
-    """Rows as a history tells them: ``1=a 2=b'`` is ticket a's row with sequence 1, and ticket b's, marked after one restore."""
+    """Rows as a history tells them: ``1=a 2=b'`` is ticket a's row with sequence 1, and ticket b's, marked after one
+    restore.
+    """
     return " ".join(map(str, rows)) or "none"
 
 
@@ -40,13 +56,15 @@ class Transaction(NamedTuple):
 
 
 class Publisher(NamedTuple):
-    """One process: the last step it has ended, and what it remembers. ``era`` tells the Postgres that its session is with."""
+    """One process: the last step it has ended, and what it remembers. ``era`` tells the Postgres that its session is
+    with.
+    """
 
     step: str = "idle"
     era: int = 0
     epoch: int = 0
     published_seq: int = 0
-    next_seq: int = 0
+    last_seq: int = 0
     position: Row = ZERO
     batch: tuple[Row, ...] = ()
     given_up_seq: int = 0
@@ -69,7 +87,9 @@ class Repair(NamedTuple):
     missing: tuple[Row, ...] = ()
     """Rows to be published again, once Postgres is mended; then no progress record is written by itself."""
     seen: tuple[int, tuple[Row, ...]] = (0, ())
-    """``World.committed_so_far`` when it read the progress, before it read the topic, or after its own last transaction."""
+    """``World.committed_so_far`` when it read the progress, before it read the topic, or after its own last
+    transaction.
+    """
     sending: bool = False
 
 
@@ -84,11 +104,15 @@ class World(NamedTuple):
     epoch: int = 0
     transaction: Transaction | None = None
     hanging: Transaction | None = None
-    """A transaction whose end markers the broker dropped: no reader gets past its records, and the next markers decide over them."""
+    """A transaction whose end markers the broker dropped: no reader gets past its records, and the next markers decide
+    over them.
+    """
     late_commit: bool = False
     """A request to commit is still under way. One of an older epoch is refused, so a new epoch clears this."""
     progress: tuple[Row, ...] = (ZERO,)
-    """The committed records of the progress topic; only the newest, unless the surroundings can bring an older one back."""
+    """The committed records of the progress topic; only the newest, unless the surroundings can bring an older one
+    back.
+    """
     visible: tuple[Row, ...] = ()
     """The events that a read_committed consumer has seen."""
     expired_seq: int = 0
@@ -119,7 +143,9 @@ class World(NamedTuple):
 
     def with_publisher(self, index: int, publisher: Publisher, **changes: Any) -> "World":
         """The same world with another state of one publisher, and other ``changes``."""
-        return self._replace(publishers=(publisher, self.publishers[1]) if index == 0 else (self.publishers[0], publisher), **changes)
+        return self._replace(
+            publishers=(publisher, self.publishers[1]) if index == 0 else (self.publishers[0], publisher), **changes
+        )
 
     def fenced(self) -> "World":
         """After a new epoch has begun: what was open is aborted, and what hangs along with it."""
@@ -142,17 +168,25 @@ class World(NamedTuple):
 
 
 def agree(world: World) -> bool:
-    """Whether the progress record can be true of this Postgres: its row is there as it was published, and ``published_seq`` not ahead."""
+    """Whether the progress record can be true of this Postgres: its row is there as it was published, and
+    ``published_seq`` not ahead.
+    """
     if not world.progress:
         return False
     position = world.progress[-1]
-    return world.published_seq <= position.seq and (position.seq == 0 or world.rows[position.seq - 1 : position.seq] == (position,))
+    return world.published_seq <= position.seq and (
+        position.seq == 0 or world.rows[position.seq - 1 : position.seq] == (position,)
+    )
 
 
 PROPERTIES: Mapping[str, Callable[[World], bool]] = {
     "no ticket has two events": lambda world: len({row.ticket for row in world.visible}) == len(world.visible),
     "no row is passed over": lambda world: world.passed is None,
-    "events come in the order of the rows": lambda world: [row.seq for row in world.visible] == sorted(row.seq for row in world.visible),
+    "events come in the order of the rows": lambda world: (
+        [row.seq for row in world.visible] == sorted(row.seq for row in world.visible)
+    ),
     "no false alarm": lambda world: bool(world.era or world.harm_count) or world.refusal is None,
 }
-"""A row is passed over when a publisher's position, or ``published_seq``, is beyond it in the present Postgres and no event tells it."""
+"""A row is passed over when a publisher's position, or ``published_seq``, is beyond it in the present Postgres and no
+event tells it.
+"""

@@ -36,24 +36,27 @@ def upgrade() -> None:
         "ticket_sla_relay",
         {
             "id": "integer not null",
-            # the last sequence handed out: a plain row, not a sequence object, so that numbers have no gap and commit in order
-            "next_seq": "bigint not null",
+            # the last sequence handed out: a plain row, not a sequence object, so that numbers have no gap and commit
+            # in order
+            "last_seq": "bigint not null",
             "published_seq": "bigint not null",
             "published_at": "timestamptz",
         },
         {
             "ticket_sla_relay_pkey": "primary key (id)",
             "ticket_sla_relay_id_check": "check (id = 1)",
-            "ticket_sla_relay_check": "check (published_seq between 0 and next_seq)",
+            "ticket_sla_relay_check": "check (published_seq between 0 and last_seq)",
         },
     )
     if records_are_new:
-        # a table of records that was lost is like a database restored to before its first record, which recovery knows how to mend
-        op.execute("update support.ticket_sla_relay set next_seq = 0, published_seq = 0, published_at = null")
-    # a published_seq of 0 is safe: Kafka's progress record holds the position, and the next takeover raises the copy to it
+        # a table of records that was lost is like a database restored to before its first record, which recovery knows
+        # how to mend
+        op.execute("update support.ticket_sla_relay set last_seq = 0, published_seq = 0, published_at = null")
+    # a published_seq of 0 is safe: Kafka's progress record holds the position, and the next takeover raises the copy to
+    # it
     op.execute(
-        "insert into support.ticket_sla_relay (id, next_seq, published_seq)"
-        " select 1, coalesce(max(seq), 0), 0 from support.ticket_sla_breaches on conflict (id) do nothing"
+        "insert into support.ticket_sla_relay (id, last_seq, published_seq) select 1, coalesce(max(seq), 0), 0 from "
+        "support.ticket_sla_breaches on conflict (id) do nothing"
     )
     add_missing(
         "ticket_sla_cycles",
@@ -86,7 +89,8 @@ def upgrade() -> None:
         },
         {
             "ticket_sla_cycles_pkey": "primary key (id)",
-            "ticket_sla_cycles_state_check": "check (state in ('running', 'succeeded', 'failed', 'canceled', 'abandoned'))",
+            "ticket_sla_cycles_state_check": "check (state in ('running', 'succeeded', 'failed', 'canceled', "
+            "'abandoned'))",
         },
     )
     add_missing_index("ticket_sla_cycles_running", "on support.ticket_sla_cycles (id) where state = 'running'")

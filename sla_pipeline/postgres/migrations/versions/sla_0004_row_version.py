@@ -1,4 +1,6 @@
-"""The version of a row set aside: a row that has changed since it failed is tried at once, without waiting for its pause."""
+"""The version of a row set aside: a row that has changed since it failed is tried at once, without waiting for its
+pause.
+"""
 
 from alembic import op
 

@@ -1,6 +1,7 @@
 """The support service's table, as it stands in production: for demo and tests only.
 
-The monitor never alters it. Nothing but the key and the number is constrained, since the monitor must bear with what it finds.
+The monitor never alters it. Nothing but the key and the number is constrained, since the monitor must bear with what it
+finds.
 """
 
 from alembic import op
@@ -34,7 +35,10 @@ def upgrade() -> None:
         )
         """
     )
-    op.execute("create index tickets_first_response_due on support.tickets (first_response_due_at) where status in ('New', 'InWork')")
+    op.execute(
+        "create index tickets_first_response_due on support.tickets (first_response_due_at) where status in ('New', "
+        "'InWork')"
+    )
     op.execute("create index tickets_resolution_due on support.tickets (resolution_due_at) where status = 'InWork'")
 
 
