@@ -1,37 +1,34 @@
-"""A cycle's input, clock and results: the values that travel between its four steps.
+"""One cycle's values: its input, its clock, its claim, and its totals, which travel through the four steps.
 
-What belongs here: validated, frozen values and the protocol of the clock. What does not: anything that does the work
-(``monitor/``), or talks to a server (``postgres/``, ``kafka/``).
+Pure: no driver, no server, no Dagster.
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from typing import NamedTuple, Protocol
+from typing import Protocol, Self
 from uuid import UUID
 
 from sla_pipeline.breach import BreachKind
-from sla_pipeline.errors import InputError, SlaPipelineError
+from sla_pipeline.errors import CycleFailed, InputError, SlaPipelineError
 from sla_pipeline.quoting import quoted
+from sla_pipeline.set_aside import SetAside
 
 __all__ = [
     "BATCH_SIZE",
     "ERRORS_KEPT",
+    "LISTED_COUNT",
     "MAX_BATCHES_PER_CYCLE",
-    "BreachRecord",
     "Claim",
     "Clock",
     "CycleInput",
+    "CycleTotals",
     "ErrorList",
     "IntegerRange",
-    "MarkTotals",
     "OnStep",
-    "PublishTotals",
-    "PublishedRecord",
     "SimulatedClock",
     "SystemClock",
-    "listed",
     "no_step",
 ]
 
@@ -50,28 +47,27 @@ BATCH_SIZE = IntegerRange(default=500, low=1, high=1000)
 MAX_BATCHES_PER_CYCLE = IntegerRange(default=20, low=1, high=200)
 
 ERRORS_KEPT = 100
-"""Errors of a cycle whose text is kept. Ten thousand bad rows, the ceiling, put 2 MB into a journal row and an
-exception.
-"""
+"""Errors of a cycle whose text is kept: 10,000 bad rows, the ceiling, put 2 MB into a journal row and an exception."""
+
+LISTED_COUNT = 20
+"""Single tickets, or values, that a message for people lists at most."""
 
 OnStep = Callable[[str], None]
-"""Called with the name of a step at its end. The default does nothing; a test harness passes one that kills, pauses or
-waits there.
-"""
+"""Called with the name of a step at its end. A test harness passes one that kills, pauses or waits there."""
 
 
 def no_step(name: str) -> None:
-    """The default ``OnStep``."""
+    """Do nothing: the default ``OnStep``."""
 
 
 class Clock(Protocol):
-    """Where ``now_utc`` comes from (SPEC 4.1)."""
+    """Source of ``now_utc`` (SPEC 4.1)."""
 
     is_wall_clock: bool
-    """True when this clock claims to tell today's time, so that a difference to the database's clock is a fault."""
+    """True when the clock shows today's time, so that a difference to the database's clock is a fault."""
 
     def now_utc(self) -> datetime:
-        """The current time, aware, in UTC."""
+        """Return the current time, aware, in UTC."""
         ...
 
 
@@ -81,19 +77,19 @@ class SystemClock:
     is_wall_clock = True
 
     def now_utc(self) -> datetime:
-        """The system's time, in UTC."""
+        """Return the system's time, in UTC."""
         return datetime.now(UTC)
 
 
 @dataclass(slots=True)
 class SimulatedClock:
-    """A clock that stands until it is set: the replay of a log runs on it."""
+    """A clock that moves only when set: a replay runs on it."""
 
     moment: datetime
     is_wall_clock: bool = False
 
     def now_utc(self) -> datetime:
-        """The moment it was set to."""
+        """Return the moment that was set last."""
         return self.moment
 
 
@@ -117,7 +113,7 @@ def _tenant(value: object) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class CycleInput:
-    """What one cycle is asked to do (SPEC 4, 5.2). Raises ``InputError`` naming field, value and range."""
+    """Input of one cycle (SPEC 4, 5.2). Raises ``InputError`` naming field, value and range."""
 
     batch_size: int = BATCH_SIZE.default
     max_batches_per_cycle: int = MAX_BATCHES_PER_CYCLE.default
@@ -130,38 +126,44 @@ class CycleInput:
 
     @property
     def ceiling(self) -> int:
-        """The most rows that one cycle marks."""
+        """Most rows that one cycle marks."""
         return self.batch_size * self.max_batches_per_cycle
 
 
 @dataclass(slots=True)
 class ErrorList:
-    """Errors of a cycle: all are counted, the text of the first ``ERRORS_KEPT`` is kept, faults of steps before
-    those of tickets.
-    """
+    """Errors of a cycle: all are counted, the text of the first ``ERRORS_KEPT`` is kept, step faults before tickets."""
 
     count: int = 0
-    """Of all, kept or not."""
-    _faults: list[str] = field(default_factory=list)
-    _of_tickets: list[str] = field(default_factory=list)
+    """Number of all errors, kept or not."""
+    _step_faults: list[str] = field(default_factory=list)
+    _ticket_errors: list[str] = field(default_factory=list)
 
     def add(self, error: str) -> None:
         """Add a fault of a step."""
-        self._add(self._faults, error)
+        self._add(self._step_faults, error)
+
+    def add_first(self, error: str) -> None:
+        """Add the fault that ended the cycle, before all others."""
+        self.count += 1
+        self._step_faults = [error, *self._step_faults][:ERRORS_KEPT]
 
     def add_of_ticket(self, error: str) -> None:
-        """Add the error of one ticket, of which there may be thousands: they do not displace a fault of a step."""
-        self._add(self._of_tickets, error)
-
-    def add_all(self, other: "ErrorList") -> None:
-        """Add what another step has counted."""
-        self.count += other.count
-        self._faults = (self._faults + other._faults)[:ERRORS_KEPT]
-        self._of_tickets = (self._of_tickets + other._of_tickets)[:ERRORS_KEPT]
+        """Add the error of one ticket; thousands of these do not displace a fault of a step."""
+        self._add(self._ticket_errors, error)
 
     def kept(self) -> list[str]:
-        """The errors whose text is kept."""
-        return (self._faults + self._of_tickets)[:ERRORS_KEPT]
+        """Return the errors whose text is kept."""
+        return (self._step_faults + self._ticket_errors)[:ERRORS_KEPT]
+
+    def listed(self, limit: int = ERRORS_KEPT) -> list[str]:
+        """Return the first ``limit`` errors and, where there are more, one line with their number."""
+        shown = self.kept()[:limit]
+        if self.count > len(shown):
+            shown.append(
+                f"and {self.count - len(shown)} more errors; the log has a line for each ticket that was set aside"
+            )
+        return shown
 
     def _add(self, kept: list[str], error: str) -> None:
         self.count += 1
@@ -169,93 +171,140 @@ class ErrorList:
             kept.append(error)
 
 
-def listed(errors: Sequence[str], count: int, *, limit: int = ERRORS_KEPT) -> list[str]:
-    """The first ``limit`` of a cycle's errors, and, where there are more, one line that says how many of the
-    ``count``.
+@dataclass
+class CycleTotals:
+    """Numbers and errors of one cycle (SPEC 5.7, 9), the one place of each; every step adds to them.
+
+    Counts are of tickets unless the comment has another unit. Each number, that is ``has_more`` and each name ending in
+    ``_count`` or ``_ms`` (milliseconds), is a column of the journal (``as_row``), a metadata entry of the
+    materialization (``as_metadata``) and a field of the command's JSON: a new number is one line here, and a column.
     """
-    shown = list(errors[:limit])
-    if count > len(shown):
-        shown.append(f"and {count - len(shown)} more errors; the log has a line for each ticket that was set aside")
-    return shown
+
+    claimed_count: int = 0
+    first_response_count: int = 0
+    """Marked for the first response."""
+    resolution_count: int = 0
+    """Marked for the resolution."""
+    batch_count: int = 0
+    """Batches tried."""
+    lock_skip_count: int = 0
+    """Held by other transactions, left to a later cycle."""
+    flags_restored_count: int = 0
+    """Tickets whose flag had been reset after their event was recorded: marked again, without a second event."""
+    published_count: int = 0
+    """Events committed to the topic, those of earlier cycles included."""
+    transaction_count: int = 0
+    """Kafka transactions committed."""
+    backlog_count: int | None = None
+    """Overdue and not marked at the end; None when it could not be counted."""
+    has_more: bool = False
+    """The claim reached the cycle's ceiling."""
+    claim_ms: float | None = None
+    mark_ms: float | None = None
+    publish_ms: float | None = None
+    duration_ms: float | None = None
+    run_id: str = ""
+    cycle_id: int | None = None
+    """Id of the journal row; None when the journal could not be written."""
+    now_utc: datetime | None = None
+    """The cycle's ``now_utc`` (SPEC 4.1)."""
+    unknown_priorities: Counter[str] = field(default_factory=Counter)
+    """Priorities that are not in our list, and the number of events sent with each."""
+    set_aside: SetAside | None = None
+    """Overdue tickets that cannot be marked, those of earlier cycles included; None when they cannot be read."""
+    error_list: ErrorList = field(default_factory=ErrorList)
+    fault: SlaPipelineError | None = None
+    """The fault that ended the claim or the marking early."""
+
+    @property
+    def processed_count(self) -> int:
+        """Tickets marked."""
+        return self.first_response_count + self.resolution_count
+
+    @property
+    def unknown_priority_count(self) -> int:
+        """Events sent with a priority that is not in our list."""
+        return self.unknown_priorities.total()
+
+    @property
+    def set_aside_count(self) -> int | None:
+        """Tickets set aside at the end; None when they cannot be read."""
+        return None if self.set_aside is None else self.set_aside.count
+
+    @property
+    def error_count(self) -> int:
+        """All errors, those whose text is not kept included."""
+        return self.error_list.count
+
+    @property
+    def errors(self) -> list[str]:
+        """Texts of the first ``ERRORS_KEPT`` errors, step faults before tickets."""
+        return self.error_list.kept()
+
+    def add_marked(self, by_kind: Mapping[BreachKind, int]) -> None:
+        """Add the tickets that a committed batch has marked."""
+        self.first_response_count += by_kind[BreachKind.FIRST_RESPONSE]
+        self.resolution_count += by_kind[BreachKind.RESOLUTION]
+
+    def frequent_unknown_priorities(self) -> list[str]:
+        """Return the most frequent of ``unknown_priorities``, at most ``LISTED_COUNT``."""
+        return [priority for priority, _ in self.unknown_priorities.most_common(LISTED_COUNT)]
+
+    def as_row(self) -> dict[str, int | float | None]:
+        """Return the numbers by their column of ``support.ticket_sla_cycles``."""
+        return {name: getattr(self, name) for name in _NUMBERS}
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, object]) -> Self:
+        """Return the totals of a journal row, as far as its columns tell them."""
+        return cls(**{name: row[name] for name in _NUMBERS if name in cls.__dataclass_fields__})  # type: ignore[arg-type]
+
+    def as_metadata(self) -> dict[str, int | float]:
+        """Return the numbers that are known, for the materialization: the UI plots them."""
+        return {name: number for name, number in self.as_row().items() if number is not None}
+
+    def as_dict(self) -> dict[str, object]:
+        """Return everything, for the command's JSON."""
+        return {
+            "run_id": self.run_id,
+            "cycle_id": self.cycle_id,
+            "now_utc": self.now_utc,
+            **self.as_row(),
+            "unknown_priorities": self.frequent_unknown_priorities(),
+            "set_aside": asdict(self.set_aside) if self.set_aside else None,
+            "errors": self.errors,
+        }
+
+    def as_line(self) -> str:
+        """Return the main numbers in one line for people."""
+        return (
+            f"{self.processed_count} marked ({self.first_response_count} {BreachKind.FIRST_RESPONSE}, "
+            f"{self.resolution_count} {BreachKind.RESOLUTION}) in {self.batch_count} batches, {self.published_count} "
+            f"published, backlog {self.backlog_count}, {self.lock_skip_count} held by others, {self.error_count} "
+            f"errors, {(self.duration_ms or 0) / 1000:.2f} s"
+        )
+
+    def raise_if_failed(self) -> None:
+        """Raise the errors as ``CycleFailed``, or as the class of ``fault``, which is retryable or permanent."""
+        if self.error_count:
+            error_class = type(self.fault) if self.fault else CycleFailed
+            raise error_class("; ".join(self.error_list.listed()))
 
 
-@dataclass(frozen=True, slots=True)
+_NUMBERS = tuple(name for name in vars(CycleTotals) if name == "has_more" or name.endswith(("_count", "_ms")))
+
+
+@dataclass(slots=True)
 class Claim:
-    """The tickets that a cycle has found to mark.
+    """Tickets that a cycle found to mark, and the totals that its steps add to.
 
-    ``batches`` holds their ids in the order of SPEC 5.3, at most ``batch_size`` each.
+    ``batches`` holds ticket ids in the order of SPEC 5.3, at most ``batch_size`` each; ``start_seconds`` is the
+    monotonic clock at the cycle's start.
     """
 
     run_id: str
     now_utc: datetime
-    given: CycleInput
-    began: float
-    """Monotonic seconds at the start."""
-    cycle_id: int | None = None
-    """The journal row; None when the journal could not be written."""
+    cycle_input: CycleInput
+    start_seconds: float
+    totals: CycleTotals = field(default_factory=CycleTotals)
     batches: tuple[tuple[str, ...], ...] = ()
-    claim_ms: float = 0.0
-    errors: ErrorList = field(default_factory=ErrorList)
-    """Faults that did not keep the cycle from going on."""
-    fault: SlaPipelineError | None = None
-    """The fault that left the claim empty."""
-
-    @property
-    def claimed_count(self) -> int:
-        """Tickets claimed."""
-        return sum(map(len, self.batches))
-
-
-@dataclass(slots=True)
-class MarkTotals:
-    """What the marking of a cycle came to; counts of tickets unless the name says otherwise."""
-
-    by_kind: dict[BreachKind, int] = field(default_factory=lambda: dict.fromkeys(BreachKind, 0))
-    batch_count: int = 0
-    lock_skips: int = 0
-    remarked: int = 0
-    """Tickets whose flag somebody had put back after their event was recorded: marked again, without a second event."""
-    unknown_priorities: Counter[str] = field(default_factory=Counter)
-    """Priorities that we do not know, and how many tickets went out with each."""
-    errors: ErrorList = field(default_factory=ErrorList)
-    fault: SlaPipelineError | None = None
-    """The fault that ended the marking before its end."""
-
-    @property
-    def processed(self) -> int:
-        """Tickets marked."""
-        return sum(self.by_kind.values())
-
-
-class BreachRecord(NamedTuple):
-    """One row of the outbox: what is to be published of one ticket.
-
-    ``seq`` counts from 1 without a gap, in commit order.
-    """
-
-    seq: int
-    ticket_id: str
-    correlation_id: str
-    payload: str
-    """The event's JSON, stored when the ticket was marked, sent as it is."""
-
-
-@dataclass(frozen=True, slots=True)
-class PublishedRecord:
-    """A breach record rebuilt from its event, with the columns that the outbox keeps beside the payload."""
-
-    record: BreachRecord
-    number: str
-    kind: str
-    due_at: datetime
-    breached_at: datetime
-
-
-@dataclass(slots=True)
-class PublishTotals:
-    """What the publishing of a cycle came to."""
-
-    published: int = 0
-    """Events committed to the topic by this cycle, leftovers of earlier ones included."""
-    transactions: int = 0
-    errors: ErrorList = field(default_factory=ErrorList)

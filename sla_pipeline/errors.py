@@ -1,7 +1,7 @@
 """The errors that this package raises on purpose: one small hierarchy under two bases, retryable and permanent.
 
-A caller goes by the base, an exit code too. Each message is written where the fault is seen; it names what is wrong, the
-value, and the remedy. What does not belong here: catching errors, or the words of a single message.
+Callers and exit codes depend on the base alone. Each message is written where the fault is detected; it names the fault,
+the value, and the remedy.
 """
 
 

@@ -22,10 +22,11 @@ from sla_pipeline.errors import (
     PostgresUnavailable,
     SlaPipelineError,
 )
-from sla_pipeline.kafka.recovery import State, diagnose
 from sla_pipeline.kafka.settings import KafkaSettings
 from sla_pipeline.postgres.outbox import PostgresOutbox
 from sla_pipeline.postgres.session import PostgresSettings
+from sla_pipeline.recovery.diagnosis import State
+from sla_pipeline.recovery.repair import diagnose
 
 __all__ = ["check_agreement", "claimed_folder", "first_line", "usable_or_remedy"]
 

@@ -20,7 +20,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import NamedTuple
 
 import dagster as dg
 import psycopg
@@ -39,6 +38,7 @@ from sla_pipeline.embedded.ports import listens
 from sla_pipeline.errors import InputError
 from sla_pipeline.kafka.settings import KafkaSettings
 from sla_pipeline.kafka.topics import create_topics
+from sla_pipeline.postgres import journal
 from sla_pipeline.postgres.migrate import upgrade
 from sla_pipeline.postgres.session import PostgresSettings
 
@@ -57,38 +57,6 @@ _DAGSTER_START_SECONDS = 300.0
 _SECONDS_PER_CYCLE = 150.0
 _POLL_SECONDS = 0.5
 _ENV_FILE = "env"
-
-_FINISHED_CYCLES = """
-select id, run_id, state, finished_at, processed_count, first_response_count, resolution_count, published_count, backlog_count,
-    duration_ms, error
-from support.ticket_sla_cycles where id > %s and state <> 'running' and state <> 'abandoned' order by id
-"""
-
-
-class _Cycle(NamedTuple):
-    id: int
-    run_id: str
-    state: str
-    finished_at: datetime
-    processed: int
-    first_response: int
-    resolution: int
-    published: int
-    backlog: int | None
-    duration_ms: float | None
-    error: str | None
-
-    def as_line(self) -> str:
-        if self.state != "succeeded":
-            return (
-                f"{self.finished_at:%H:%M:%S} cycle {self.id} {self.state}: "
-                f"{(self.error or '').splitlines()[0] if self.error else ''}"
-            )
-        return (
-            f"{self.finished_at:%H:%M:%S} cycle {self.id}: {self.processed} marked ({self.first_response} first "
-            f"response, {self.resolution} resolution), {self.published} published, backlog {self.backlog}, "
-            f"{(self.duration_ms or 0) / 1000:.2f} s"
-        )
 
 
 def run_demo(state: Path, *, cycles: int | None, say: Say) -> AuditReport:
@@ -125,7 +93,7 @@ def run_demo(state: Path, *, cycles: int | None, say: Say) -> AuditReport:
                     for cycle in watch.finished():
                         by_schedule = cycle.run_id != first_run and _is_scheduled(instance, cycle.run_id)
                         scheduled += by_schedule
-                        say(cycle.as_line())
+                        say(_line(cycle))
                 if time.monotonic() > deadline:
                     raise ServiceError(
                         f"only {scheduled} of {cycles} scheduled cycles ended in {patience_seconds:.0f} s; see the "
@@ -266,16 +234,20 @@ def _is_scheduled(instance: dg.DagsterInstance, run_id: str) -> bool:
 
 
 class _Watch:
-    """Tells the cycles of the journal that have ended since the last look."""
+    """Reader of the journal: returns the cycles that have ended since the last call."""
 
     def __init__(self, owner_url: str) -> None:
         self._owner_url = owner_url
         with psycopg.connect(owner_url, autocommit=True) as connection:
-            row = connection.execute("select coalesce(max(id), 0) from support.ticket_sla_cycles").fetchone()
-        self._last = int(row[0]) if row else 0
+            self._last_id = journal.last_cycle_id(connection)
 
-    def finished(self) -> list[_Cycle]:
+    def finished(self) -> list[journal.FinishedCycle]:
         with psycopg.connect(self._owner_url, autocommit=True) as connection:
-            cycles = [_Cycle(*row) for row in connection.execute(_FINISHED_CYCLES, (self._last,))]
-        self._last = max((cycle.id for cycle in cycles), default=self._last)
+            cycles = journal.finished_after(connection, self._last_id)
+        self._last_id = max((cycle.cycle_id for cycle in cycles), default=self._last_id)
         return cycles
+
+
+def _line(cycle: journal.FinishedCycle) -> str:
+    text = cycle.totals.as_line() if cycle.state == "succeeded" else next(iter((cycle.error or "").splitlines()), "")
+    return f"{cycle.finished_at:%H:%M:%S} cycle {cycle.cycle_id} {cycle.state}: {text}"

@@ -13,9 +13,9 @@ from enum import Enum, auto
 
 from confluent_kafka import KafkaError, KafkaException
 
-from sla_pipeline.cycle import BreachRecord
 from sla_pipeline.errors import ConfigurationError, KafkaSetupError, KafkaUnavailable, PublisherFenced, SlaPipelineError
 from sla_pipeline.kafka.settings import CLIENT_CONFIG_VARIABLE, KafkaSettings
+from sla_pipeline.outbox import BreachRecord
 from sla_pipeline.quoting import named
 
 __all__ = [

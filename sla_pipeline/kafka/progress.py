@@ -1,7 +1,7 @@
 """How far the relay came, as Kafka knows it: the progress record, its reader, its first one.
 
 The record travels in the same Kafka transaction as the events it speaks of, so the two are never apart. What does not
-belong here: comparing it with Postgres (``agreement.py``), writing it along with events (``relay.py``).
+belong here: comparing it with Postgres (``consistency.py``), writing it along with events (``relay.py``).
 """
 
 import hashlib
@@ -14,13 +14,13 @@ from typing import TypeVar
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from sla_pipeline.cycle import BreachRecord
 from sla_pipeline.errors import FailClosed, KafkaUnavailable
 from sla_pipeline.event import wire_timestamp
 from sla_pipeline.kafka.clients import ClientReports, TransactionalProducer, open_consumer, translated
 from sla_pipeline.kafka.deadline import Deadline
 from sla_pipeline.kafka.refusals import fence
 from sla_pipeline.kafka.settings import KafkaSettings
+from sla_pipeline.outbox import BreachRecord
 
 __all__ = [
     "PROGRESS_KEY",

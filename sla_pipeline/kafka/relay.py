@@ -8,16 +8,16 @@ import logging
 import time
 from types import TracebackType
 
-from sla_pipeline.cycle import OnStep, PublishTotals, no_step
+from sla_pipeline.cycle import CycleTotals, OnStep, no_step
 from sla_pipeline.errors import KafkaUnavailable, PublisherBusy
 from sla_pipeline.kafka.deadline import Deadline
-from sla_pipeline.kafka.outbox import Outbox
 from sla_pipeline.kafka.progress import ProgressReader
 from sla_pipeline.kafka.settings import KafkaSettings
 from sla_pipeline.kafka.takeover import STEPS, Takeover
 from sla_pipeline.kafka.topics import TopicChecker
+from sla_pipeline.outbox import Outbox
 
-__all__ = ["PUBLISH_SECONDS", "STEPS", "TRANSACTION_LIMIT", "Outbox", "Relay"]
+__all__ = ["PUBLISH_SECONDS", "STEPS", "TRANSACTION_LIMIT", "Relay"]
 
 _log = logging.getLogger(__name__)
 
@@ -58,8 +58,8 @@ class Relay:
         self._reader = ProgressReader(settings)
 
     def publish(
-        self, outbox: Outbox, *, run_id: str, totals: PublishTotals | None = None, seconds: float = PUBLISH_SECONDS
-    ) -> PublishTotals:
+        self, outbox: Outbox, *, run_id: str, totals: CycleTotals | None = None, seconds: float = PUBLISH_SECONDS
+    ) -> CycleTotals:
         """Checks both topics, then publishes what waits, leftovers of earlier cycles first, until nothing waits or time is nearly up.
 
         ``seconds`` bound all that is done with Kafka. The topics are checked with nothing waiting too, so that an idle
@@ -68,7 +68,7 @@ class Relay:
         ``PublisherBusy``, ``PublisherFenced`` or ``KafkaUnavailable``, after which the next cycle goes on by itself;
         ``KafkaSetupError`` or ``FailClosed``, for which a person must act; or what the outbox raises.
         """
-        totals = totals if totals is not None else PublishTotals()
+        totals = totals if totals is not None else CycleTotals()
         deadline = Deadline(seconds)
         event_topic = self._topics.check(deadline)
         if _nothing_waits(outbox):

@@ -12,7 +12,7 @@ there is no moment in which an event is out and its position is not. The steps, 
   (``hanging.py``); then this takeover ends, and the next one goes on.
 - ``progress_read``: the position, read to the true end of its topic.
 - ``rows_read``: how many records exist, read after the position, and the records themselves. Both numbers only grow, so
-  in this order a contradiction is never a race; any contradiction ends here, with nothing sent (``agreement.py``).
+  in this order a contradiction is never a race; any contradiction ends here, with nothing sent (``consistency.py``).
 - ``begun``, ``produced``, ``flushed``: one transaction with the events and the new position. Events are handed over
   step by step, as many as can be delivered in time (``pace.py``); the position comes last and covers exactly those, so
   the rest waits for the next transaction. Any raise of ``produce`` ends the takeover: a commit after it would succeed,
@@ -32,20 +32,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, takewhile
 
-from sla_pipeline.cycle import BreachRecord, OnStep, PublishTotals
+from sla_pipeline.cycle import CycleTotals, OnStep
 from sla_pipeline.errors import KafkaSetupError, KafkaUnavailable, PublisherFenced
 from sla_pipeline.event import event_headers, event_key
-from sla_pipeline.kafka.agreement import require_agreement, require_progress, waiting_records
 from sla_pipeline.kafka.clients import TransactionalProducer
+from sla_pipeline.kafka.consistency import require_agreement, require_progress, waiting_records
 from sla_pipeline.kafka.deadline import Deadline
 from sla_pipeline.kafka.faults import Scene, translate
 from sla_pipeline.kafka.hanging import Hanging, abort_hanging, find_hanging, require_invisible
-from sla_pipeline.kafka.outbox import Outbox
 from sla_pipeline.kafka.pace import Pace
 from sla_pipeline.kafka.progress import PROGRESS_KEY, PROGRESS_PARTITION, Progress, ProgressReader
 from sla_pipeline.kafka.refusals import ReplicasMissing, fence
 from sla_pipeline.kafka.settings import KafkaSettings
 from sla_pipeline.kafka.topics import EventTopic, TopicChecker
+from sla_pipeline.outbox import BreachRecord, Outbox
 
 __all__ = ["STEPS", "Takeover", "fitting_records"]
 
@@ -138,7 +138,7 @@ class Takeover:
         """
         return self._delivered_count // 2 if self._step in ("begun", "produced") else 0
 
-    def run(self, totals: PublishTotals) -> None:
+    def run(self, totals: CycleTotals) -> None:
         """Publishes up to ``transaction_limit`` waiting records and counts them in ``totals`` once they are committed.
 
         Raises our own errors (``faults.translate``), or any other as it is. Whatever is raised, the producer is gone
@@ -162,7 +162,7 @@ class Takeover:
             if not ended_well:
                 self.reader.close()
 
-    def _run(self, totals: PublishTotals) -> None:
+    def _run(self, totals: CycleTotals) -> None:
         published_before = self.outbox.published_seq()
         self._did("locked")
 
@@ -185,8 +185,8 @@ class Takeover:
 
         records = self._transact(producer, waiting) if waiting else []
         if records:
-            totals.published += len(records)
-            totals.transactions += 1
+            totals.published_count += len(records)
+            totals.transaction_count += 1
             self._did("committed")
         elif progress.seq > published_before:
             _log.info(

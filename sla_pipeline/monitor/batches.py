@@ -1,8 +1,8 @@
-"""The loop of the mark step: batches first, then the tickets of failed batches in small pieces, within the step's share of the cycle.
+"""Loop of the mark step: batches first, then the tickets of failed batches in small pieces, within a time limit.
 
-A batch is rolled back whole, whatever failed in it. Which of its tickets is at fault is found by trying the others
-without it, not by the error's code alone: pieces start at one ticket, double while they pass, and shrink when they
-fail. So each cycle marks something or learns which ticket cannot be marked, however slow the database is:
+A batch is rolled back whole, whatever failed in it. The ticket at fault is found by trying the others without it, not
+by the error's code alone: pieces start at one ticket, double while they pass, and shrink when they fail. So each cycle
+marks something or finds a ticket that cannot be marked, however slow the database is:
 
 - a ticket that fails alone is set aside, and tried again with growing pauses or when its row changes;
 - a fault of the environment (a missing right) with which no ticket passes ends the marking, and nothing is set aside;
@@ -14,16 +14,14 @@ import random
 import time
 from collections.abc import Callable, Sequence
 
-import psycopg
-
 from sla_pipeline.breach import BreachKind, judge
-from sla_pipeline.cycle import Claim, MarkTotals, OnStep
-from sla_pipeline.errors import CycleStopped, PostgresBusy, SlaPipelineError
+from sla_pipeline.cycle import Claim, OnStep
+from sla_pipeline.errors import CycleStopped, SlaPipelineError
 from sla_pipeline.monitor.faults import bookkeeping, counted
 from sla_pipeline.postgres import set_aside, tickets
 from sla_pipeline.postgres.database import Database
-from sla_pipeline.postgres.faults import FaultScope, fault_name, fault_scope, translate
-from sla_pipeline.postgres.marking import BadRow, BatchFailed, RowUnchanged, mark_batch
+from sla_pipeline.postgres.faults import FaultScope
+from sla_pipeline.postgres.marking import BadRow, BatchFailed, mark_batch, require_free_sequence
 from sla_pipeline.postgres.session import LOCK_TIMEOUT_MS, STATEMENT_TIMEOUT_MS, limit_waiting, translated_errors
 from sla_pipeline.quoting import named
 
@@ -34,40 +32,38 @@ log = logging.getLogger(__name__)
 ShouldStop = Callable[[], bool]
 """Returns true once a stop was requested; called before each batch (SPEC 3.4)."""
 
-# No batch or piece starts later than this after the cycle's start: half of a cycle's 30 s (SPEC 3.3), the rest is for
-# publishing.
+# Latest start of a batch or piece after the cycle's start: half of a cycle's 30 s (SPEC 3.3); publishing gets the rest.
 _MARK_SECONDS = 15.0
 # Bounds one statement of a batch, which takes 50 ms on a healthy database.
 _STATEMENT_MS = 4_000
 # Bounds a batch's wait for the outbox's sequence, which other cycles hold for milliseconds.
 _BATCH_LOCK_MS = 2_000
-# The same for a piece: a ticket whose trigger waits for a lock must not use up the cycle.
+# Bounds a piece's wait for a lock: a ticket whose trigger waits for one must not use up the cycle.
 _PIECE_LOCK_MS = 50
-# After so many batches in a row that were busy or refused, the others probably are too, and small pieces make better
-# use of the time.
+# Busy or refused batches in a row after which the others probably fail too: small pieces make better use of the time.
 _STUCK_BATCHES = 2
-# After so many tickets in a row that a fault of the environment refused, with none that passed, the rest is sampled,
-# then given up.
+# Tickets in a row that a fault of the environment refused, with none that passed, after which the rest is sampled, and
+# then left to the next cycle.
 _HOPELESS_COUNT = 20
+# Divisor of the size of a failed piece: a thousand tickets are down to one after four tries.
 _SHRINK = 8
+# Number of a ticket whose row could not even be read.
 _UNREADABLE = "(row not read)"
 
 
 class BatchMarker:
-    """Marks what a cycle has claimed, and counts it in ``totals``, errors included. ``run`` is called once."""
+    """Marks the claimed tickets, and counts them in the claim's totals, errors included. ``run`` is called once."""
 
-    def __init__(
-        self, database: Database, claim: Claim, totals: MarkTotals, *, should_stop: ShouldStop, on_step: OnStep
-    ) -> None:
+    def __init__(self, database: Database, claim: Claim, *, should_stop: ShouldStop, on_step: OnStep) -> None:
         self._database = database
         self._claim = claim
-        self._totals = totals
+        self._totals = claim.totals
         self._should_stop = should_stop
         self._on_step = on_step
-        self._where = {"jobRunId": claim.run_id, "tenantId": claim.given.tenant_id}
+        self._where = {"jobRunId": claim.run_id, "tenantId": claim.cycle_input.tenant_id}
         self._failed_ids: list[str] = []
         self._held_ids: list[str] = []
-        # failed alone by a fault of the environment: set aside only if others pass
+        # tickets that failed alone by a fault of the environment: set aside only if others pass
         self._suspects: list[BadRow] = []
         self._refused_in_a_row = 0
         self._sequence_checked = False
@@ -79,14 +75,14 @@ class BatchMarker:
     def run(self) -> None:
         """Mark the batches, then the tickets of failed batches in pieces, then once more the rows that others held.
 
-        Raises ``CycleStopped`` when ``should_stop`` says so, ``PostgresSetupError`` or ``PostgresUnavailable`` for a fault
-        that would meet every ticket; batches that were committed stay, and are counted. Every other fault is in
-        ``totals``.
+        Raises ``CycleStopped`` when ``should_stop`` returns true, and the fault when it would meet every ticket
+        (``PostgresSetupError``, ``PostgresUnavailable``); batches that were committed stay, and are counted. Every
+        other fault is counted in the totals.
         """
         try:
             self._limit_waiting(_BATCH_LOCK_MS, _STATEMENT_MS)
             self._mark_batches()
-            self._totals.lock_skips = len(self._held_ids)
+            self._totals.lock_skip_count = len(self._held_ids)
             if self._failed_ids:
                 self._limit_waiting(_PIECE_LOCK_MS, _STATEMENT_MS)
                 self._mark_pieces()
@@ -97,7 +93,7 @@ class BatchMarker:
         self._restore_waiting()
 
     def _restore_waiting(self) -> None:
-        """The later steps of the cycle use the same session, unless it is gone; a short wait would fail them."""
+        """Restore the timeouts of the session: the later steps use it too, and short ones would fail them."""
         if not self._connection.closed:
             self._limit_waiting(LOCK_TIMEOUT_MS, STATEMENT_TIMEOUT_MS)
 
@@ -106,7 +102,7 @@ class BatchMarker:
             limit_waiting(self._connection, statement_ms=statement_ms, lock_ms=lock_ms)
 
     def _time_is_up(self) -> bool:
-        return time.monotonic() - self._claim.began > _MARK_SECONDS
+        return time.monotonic() - self._claim.start_seconds > _MARK_SECONDS
 
     def _stop_if_requested(self) -> None:
         if self._should_stop():
@@ -126,15 +122,15 @@ class BatchMarker:
                 scope = self._scope_of(failed)
                 log.warning(
                     "batch failed; its tickets are tried in smaller pieces",
-                    extra={**self._where, "batch": self._totals.batch_count, "error": _fault_name(failed)},
+                    extra={**self._where, "batch": self._totals.batch_count, "error": failed.name},
                 )
                 stuck_in_a_row = 0 if scope is FaultScope.ROW else stuck_in_a_row + 1
                 self._failed_ids += batch
 
     def _mark_pieces(self) -> None:
         ids, position, size = self._failed_ids, 0, 1
-        marked_before, sampled = self._totals.processed, False
-        # at least one piece in every cycle, however much time the batches took: without it a cycle could learn nothing
+        marked_before, sampled = self._totals.processed_count, False
+        # at least one piece in every cycle, however much time the batches took: otherwise no cycle would make progress
         while position < len(ids) and not (position and self._time_is_up()):
             self._stop_if_requested()
             piece = ids[position : position + size]
@@ -145,7 +141,7 @@ class BatchMarker:
                 if len(piece) > 1:
                     size = max(1, len(piece) // _SHRINK)
                     continue
-                self._note_refusal(piece[0], failed)
+                self._handle_refusal(piece[0], failed)
                 position += 1
                 if self._is_of_another_busy_queue(failed):
                     ids[position:] = self._other_queues_first(ids[position:])
@@ -156,43 +152,40 @@ class BatchMarker:
                     sampled, self._refused_in_a_row = True, 0
             else:
                 position += len(piece)
-                size = min(size * 2, self._claim.given.batch_size)
+                size = min(size * 2, self._claim.cycle_input.batch_size)
                 self._refused_in_a_row = 0
         log.info(
-            "batch processed", extra={**self._where, "count": self._totals.processed - marked_before, "pieces": True}
+            "batch processed",
+            extra={**self._where, "count": self._totals.processed_count - marked_before, "pieces": True},
         )
         self._settle_suspects()
         if position < len(ids):
             reason = f"; the last fault: {self._last_fault}" if self._last_fault else ""
-            self._totals.errors.add(
+            self._totals.error_list.add(
                 f"{len(ids) - position} claimed tickets, the first of them {ids[position]}, are left to the next "
                 f"cycle: marking used its share of the cycle, {_MARK_SECONDS:g} s{reason}"
             )
 
     def _require_rows_locked(self, failed: BatchFailed) -> None:
-        """Raises the fault when the session is gone, or when not even the rows could be locked: no other piece fares
-        better.
-        """
+        """Raise the fault when the session is gone or no row could be locked: no other piece would pass either."""
         if self._scope_of(failed) is FaultScope.BUSY and not failed.tickets and self._last_fault is not None:
             raise self._last_fault
 
-    def _note_refusal(self, ticket_id: str, failed: BatchFailed) -> None:
-        """Set aside a ticket that failed alone; keep it as a suspect while a fault of the environment is not ruled
-        out.
-        """
+    def _handle_refusal(self, ticket_id: str, failed: BatchFailed) -> None:
+        """Set aside a ticket that failed alone, or suspect it while a fault of the environment is not ruled out."""
         scope = self._scope_of(failed)
         if scope is FaultScope.BUSY and not self._sequence_checked:
-            self._require_free_sequence()
+            require_free_sequence(self._connection, self._database.settings)
             self._sequence_checked = True
         bad = self._bad_row(ticket_id, failed)
-        if scope is FaultScope.ENVIRONMENT and not self._totals.processed:
+        if scope is FaultScope.ENVIRONMENT and not self._totals.processed_count:
             self._suspects.append(bad)
             self._refused_in_a_row += 1
         else:
             self._set_aside([bad])
 
     def _is_of_another_busy_queue(self, failed: BatchFailed) -> bool:
-        """Whether a ticket that was busy is of a queue that is not known to be; then it is from now on."""
+        """Record the queue of a busy ticket; return whether it is a queue not recorded before."""
         queue_id = failed.tickets[0].queue_id if failed.tickets else None
         if queue_id is None or queue_id in self._busy_queue_ids or self._scope_of(failed) is not FaultScope.BUSY:
             return False
@@ -200,26 +193,23 @@ class BatchMarker:
         return True
 
     def _other_queues_first(self, ids: list[str]) -> list[str]:
-        """A lock that a trigger waits for is mostly one per queue: the other queues' tickets must not wait behind
-        those of a busy one.
-        """
-        with counted(self._database, self._totals.errors, what="ordering tickets by queue", run_id=self._claim.run_id):
+        """Order the tickets of busy queues last: a lock that a trigger waits for is mostly one per queue."""
+        with counted(
+            self._database, self._totals.error_list, step="ordering tickets by queue", run_id=self._claim.run_id
+        ):
             return tickets.other_queues_first(self._connection, ids, self._busy_queue_ids)
         return ids
 
     def _settle_suspects(self) -> None:
-        """Set the suspects aside when another ticket was marked.
-
-        Raises the fault when none was: then the fault is no ticket's.
-        """
-        if self._suspects and self._totals.processed:
+        """Set the suspects aside when another ticket was marked; raise the fault when none was."""
+        if self._suspects and self._totals.processed_count:
             self._set_aside(self._suspects)
         elif self._suspects and self._last_fault is not None:
             raise self._last_fault
 
     def _mark_held(self) -> None:
         held, self._held_ids = self._held_ids, []
-        size = self._claim.given.batch_size
+        size = self._claim.cycle_input.batch_size
         for start in range(0, len(held), size):
             self._stop_if_requested()
             if self._time_is_up():
@@ -227,9 +217,9 @@ class BatchMarker:
             try:
                 self._mark_batch(held[start : start + size])
             except BatchFailed as failed:
-                # the next cycle claims them again
+                # raises the fault of a lost session; the next cycle claims these tickets again
                 self._scope_of(failed)
-                self._totals.errors.add(f"the second try of tickets that others held failed: {_fault_name(failed)}")
+                self._totals.error_list.add(f"the second try of tickets that others held failed: {failed.name}")
 
     def _mark(self, ids: Sequence[str]) -> int:
         """Mark one batch or piece, count it in the totals, and return the number of tickets marked.
@@ -241,17 +231,16 @@ class BatchMarker:
             self._connection,
             ids,
             now_utc=claim.now_utc,
-            tenant_id=claim.given.tenant_id,
+            tenant_id=claim.cycle_input.tenant_id,
             run_id=claim.run_id,
             on_step=self._on_step,
         )
-        for kind, count in outcome.by_kind.items():
-            totals.by_kind[kind] += count
+        totals.add_marked(outcome.by_kind)
         totals.unknown_priorities += outcome.unknown_priorities
-        totals.remarked += len(outcome.remarked)
-        for ticket in outcome.remarked:
+        totals.flags_restored_count += len(outcome.flags_restored)
+        for ticket in outcome.flags_restored:
             log.warning(
-                "flag was put back by somebody; marked again without a second event",
+                "sla_breached had been reset; marked again without a second event",
                 extra={**self._where, "TicketId": ticket.id, "Number": named(ticket.number)},
             )
         if outcome.bad:
@@ -266,12 +255,12 @@ class BatchMarker:
         log.info("batch processed", extra={**self._where, "batch": self._totals.batch_count, "count": count})
 
     def _look_for_held(self, missed: Sequence[str]) -> None:
-        """Which of the missed rows others hold.
+        """Record those of the missed rows that others hold.
 
-        The batch is committed and counted: a fault here is an error of the cycle, not of it.
+        The batch is committed and counted already: a fault here is an error of the cycle, not of the batch.
         """
         with counted(
-            self._database, self._totals.errors, what="counting tickets that others hold", run_id=self._claim.run_id
+            self._database, self._totals.error_list, step="counting tickets that others hold", run_id=self._claim.run_id
         ):
             self._held_ids += tickets.still_overdue(self._connection, list(missed), now_utc=self._claim.now_utc)
 
@@ -280,25 +269,30 @@ class BatchMarker:
             log.error(
                 "item failed",
                 extra={
-                    **self._where, "TicketId": bad.ticket_id, "Number": named(bad.number), "BreachKind": bad.kind, "error": bad.error,
+                    **self._where,
+                    "TicketId": bad.ticket_id,
+                    "Number": named(bad.number),
+                    "BreachKind": bad.kind,
+                    "error": bad.error,
                 },
-            )  # fmt: skip
-            self._totals.errors.add_of_ticket(f"ticket {named(bad.number)} ({bad.ticket_id}) set aside: {bad.error}")
+            )
+            self._totals.error_list.add_of_ticket(
+                f"ticket {named(bad.number)} ({bad.ticket_id}) set aside: {bad.error}"
+            )
         kept = [
             set_aside.RowSetAside(bad.ticket_id, bad.number, bad.kind.value, bad.error, bad.row_version) for bad in rows
         ]
-        # without it these rows are tried again in the next cycle
+        # where this fails, the next cycle tries these rows again
         with bookkeeping(
             self._database,
-            self._totals.errors,
+            self._claim,
             table=set_aside.TABLE,
             rights=set_aside.RIGHTS,
-            run_id=self._claim.run_id,
         ):
             set_aside.add(self._connection, kept, now_utc=self._claim.now_utc)
 
     def _bad_row(self, ticket_id: str, failed: BatchFailed) -> BadRow:
-        error = _refusal(failed)
+        error = failed.refusal
         if not failed.tickets:
             return BadRow(ticket_id, _UNREADABLE, BreachKind.RESOLUTION, error, None)
         ticket = failed.tickets[0]
@@ -308,36 +302,14 @@ class BatchMarker:
         )
 
     def _scope_of(self, failed: BatchFailed) -> FaultScope:
-        """The scope of the fault.
+        """Return the scope of the fault.
 
-        Raises the fault when the session is gone: its locks are too, and no other may go on for it.
+        Raises the fault when the session is gone: its locks are too, and no other session may go on for it.
         """
-        if isinstance(failed.error, RowUnchanged):
-            return FaultScope.ROW
-        self._last_fault = self._translated(failed)
-        scope = fault_scope(failed.error, self._connection)
-        if scope is FaultScope.CONNECTION:
-            raise self._last_fault
+        fault = failed.fault(self._database.settings)
+        scope = failed.scope(self._connection)
+        if fault is not None:
+            self._last_fault = fault
+            if scope is FaultScope.CONNECTION:
+                raise fault
         return scope
-
-    def _translated(self, failed: BatchFailed) -> SlaPipelineError:
-        assert isinstance(failed.error, psycopg.Error)  # noqa: S101  a row that was kept unchanged is no fault of the database
-        return translate(failed.error, self._database.settings)
-
-    def _require_free_sequence(self) -> None:
-        """Raises the fault when another session holds the row that hands out sequences: then no ticket passes."""
-        try:
-            with translated_errors(self._database.settings), self._connection.transaction():
-                self._connection.execute("select from support.ticket_sla_relay where id = 1 for no key update")
-        except PostgresBusy as busy:
-            raise PostgresBusy(f"another session holds the row of support.ticket_sla_relay: {busy}") from None
-
-
-def _fault_name(failed: BatchFailed) -> str:
-    return _refusal(failed) if isinstance(failed.error, RowUnchanged) else fault_name(failed.error)
-
-
-def _refusal(failed: BatchFailed) -> str:
-    if isinstance(failed.error, RowUnchanged):
-        return "the database kept the row from being updated (a trigger or a rule on support.tickets)"
-    return f"the database refuses the row: {fault_name(failed.error)}"

@@ -1,33 +1,35 @@
-"""A cycle without Dagster: for cron, an emergency, a replay, and tests.
-
-What belongs here: the four steps in their order. What does not: the steps.
-"""
+"""A cycle without Dagster: for cron, an emergency, a replay, and tests."""
 
 from uuid import uuid4
 
-from sla_pipeline.cycle import Clock, CycleInput, OnStep, SystemClock, no_step
+from sla_pipeline.cycle import Clock, CycleInput, CycleTotals, OnStep, SystemClock, no_step
 from sla_pipeline.kafka.relay import Relay
 from sla_pipeline.monitor import steps
+from sla_pipeline.monitor.batches import ShouldStop
+from sla_pipeline.postgres.database import Database
 
 __all__ = ["run_cycle"]
 
 
 def run_cycle(
-    database: steps.Database,
+    database: Database,
     relay: Relay,
-    given: CycleInput | None = None,
+    cycle_input: CycleInput | None = None,
     *,
     clock: Clock | None = None,
     run_id: str | None = None,
-    should_stop: steps.ShouldStop = lambda: False,
+    should_stop: ShouldStop = lambda: False,
     on_step: OnStep = no_step,
-) -> steps.CycleReport:
-    """Run one cycle and report it. What failed inside it is in ``report.errors``; ``report.raise_if_failed()`` raises it.
+) -> CycleTotals:
+    """Run one cycle and return its totals. Their ``errors`` hold what failed; ``raise_if_failed()`` raises it.
 
-    Raises as ``steps.claim_overdue`` and ``steps.mark_breached`` do, and ``CycleStopped`` when ``should_stop`` said so.
-    The sessions stay open for the next cycle; their owner closes them.
+    Raises as ``steps.claim_overdue`` and ``steps.mark_breached`` do. The sessions stay open for the next cycle; their
+    owner closes them.
     """
     clock = clock or SystemClock()
-    claim = steps.claim_overdue(database, clock, given or CycleInput(), run_id=run_id or str(uuid4()), on_step=on_step)
-    marked = steps.mark_breached(database, claim, should_stop=should_stop, on_step=on_step)
-    return steps.close_cycle(database, clock, steps.publish_breaches(database, lambda: relay, marked))
+    claim = steps.claim_overdue(
+        database, clock, cycle_input or CycleInput(), run_id=run_id or str(uuid4()), on_step=on_step
+    )
+    steps.mark_breached(database, claim, should_stop=should_stop, on_step=on_step)
+    steps.publish_breaches(database, lambda: relay, claim)
+    return steps.close_cycle(database, clock, claim)

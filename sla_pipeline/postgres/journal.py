@@ -5,15 +5,26 @@ is dead: the next cycle says so in the journal (state ``abandoned``), at once an
 may take.
 """
 
-from dataclasses import asdict, dataclass
 from datetime import datetime
+from typing import NamedTuple
 
 import psycopg
 from psycopg import sql
+from psycopg.rows import dict_row
 
-from sla_pipeline.cycle import CycleInput
+from sla_pipeline.cycle import CycleInput, CycleTotals
 
-__all__ = ["RIGHTS", "TABLE", "CycleEnd", "finish", "is_alive", "start", "sweep_abandoned"]
+__all__ = [
+    "RIGHTS",
+    "TABLE",
+    "FinishedCycle",
+    "finish",
+    "finished_after",
+    "is_alive",
+    "last_cycle_id",
+    "start",
+    "sweep_abandoned",
+]
 
 TABLE = "support.ticket_sla_cycles"
 RIGHTS = "select, insert, update"
@@ -27,10 +38,10 @@ values (%(run_id)s, %(now_utc)s, %(batch_size)s, %(max_batches_per_cycle)s, %(te
 returning id
 """
 _HOLD = "select pg_advisory_lock(%s, %s::bigint::bit(32)::integer)"
-_LET_GO = "select pg_advisory_unlock(%s, %s::bigint::bit(32)::integer)"
+_RELEASE = "select pg_advisory_unlock(%s, %s::bigint::bit(32)::integer)"
 # Index: ticket_sla_cycles_running. The lock is taken for this statement's transaction only.
 _SWEEP = """
-update support.ticket_sla_cycles set state = 'abandoned', finished_at = clock_timestamp(), error = 'the process ended without a word'
+update support.ticket_sla_cycles set state = 'abandoned', finished_at = clock_timestamp(), error = 'the process died before recording its end'
 where state = 'running' and pg_try_advisory_xact_lock(%s, id::bit(32)::integer)
 returning id, run_id
 """
@@ -51,40 +62,26 @@ order by id desc limit 1
 _ENDING_SECONDS = 10
 
 
-@dataclass(frozen=True, slots=True)
-class CycleEnd:
-    """The columns that a cycle's end fills; durations in milliseconds, counts of tickets unless the name says
-    otherwise.
-    """
+# A second end of the same cycle is not written, except over "abandoned": a cycle that was taken for dead knows better.
+_FINISH = """
+update support.ticket_sla_cycles set finished_at = clock_timestamp(), state = %(state)s, error = %(error)s, {columns}
+where id = %(cycle_id)s and state in ('running', 'abandoned')
+"""
+# Index: the primary key.
+_FINISHED_AFTER = """
+select * from support.ticket_sla_cycles where id > %s and state not in ('running', 'abandoned') order by id
+"""
 
+
+class FinishedCycle(NamedTuple):
+    """One row of the journal. ``error`` is None, or the texts of the errors, one a line."""
+
+    cycle_id: int
+    run_id: str
     state: str
-    claimed_count: int = 0
-    processed_count: int = 0
-    first_response_count: int = 0
-    resolution_count: int = 0
-    batch_count: int = 0
-    published_count: int = 0
-    backlog_count: int | None = None
-    lock_skip_count: int = 0
-    remarked_count: int = 0
-    error_count: int = 0
-    has_more: bool = False
-    claim_ms: float | None = None
-    mark_ms: float | None = None
-    publish_ms: float | None = None
-    duration_ms: float | None = None
-    error: str | None = None
-
-
-_FINISH = sql.SQL(
-    "update support.ticket_sla_cycles set finished_at = clock_timestamp(), {} where id = %(cycle_id)s and state in "
-    "('running', 'abandoned')"
-).format(
-    sql.SQL(", ").join(
-        sql.SQL("{} = {}").format(sql.Identifier(column), sql.Placeholder(column))
-        for column in CycleEnd.__dataclass_fields__
-    )
-)
+    finished_at: datetime
+    totals: CycleTotals
+    error: str | None
 
 
 def sweep_abandoned(connection: psycopg.Connection) -> list[tuple[int, str]]:
@@ -100,7 +97,7 @@ def is_alive(connection: psycopg.Connection, run_id: str) -> bool | None:
     return None if row is None else bool(row[0])
 
 
-def start(connection: psycopg.Connection, *, run_id: str, now_utc: datetime, given: CycleInput) -> int:
+def start(connection: psycopg.Connection, *, run_id: str, now_utc: datetime, cycle_input: CycleInput) -> int:
     """Write the row of a cycle that starts, take its lock for as long as the session lives, and return its id."""
     with connection.transaction():
         row = connection.execute(
@@ -108,9 +105,9 @@ def start(connection: psycopg.Connection, *, run_id: str, now_utc: datetime, giv
             {
                 "run_id": run_id,
                 "now_utc": now_utc,
-                "batch_size": given.batch_size,
-                "max_batches_per_cycle": given.max_batches_per_cycle,
-                "tenant_id": given.tenant_id,
+                "batch_size": cycle_input.batch_size,
+                "max_batches_per_cycle": cycle_input.max_batches_per_cycle,
+                "tenant_id": cycle_input.tenant_id,
             },
         ).fetchone()
         assert row is not None  # noqa: S101  an insert that returns always answers
@@ -120,7 +117,31 @@ def start(connection: psycopg.Connection, *, run_id: str, now_utc: datetime, giv
     return cycle_id
 
 
-def finish(connection: psycopg.Connection, cycle_id: int, end: CycleEnd) -> None:
-    """Write how the cycle ended, and give its lock back. A second word on the same cycle is not written."""
-    connection.execute(_FINISH, {**asdict(end), "cycle_id": cycle_id})
-    connection.execute(_LET_GO, (_LIVENESS_CLASS, cycle_id))
+def finish(connection: psycopg.Connection, cycle_id: int, state: str, totals: CycleTotals) -> None:
+    """Write the end of the cycle, and release its lock."""
+    numbers = totals.as_row()
+    columns = sql.SQL(", ").join(
+        sql.SQL("{} = {}").format(sql.Identifier(name), sql.Placeholder(name)) for name in numbers
+    )
+    values = {**numbers, "cycle_id": cycle_id, "state": state, "error": "\n".join(totals.error_list.listed()) or None}
+    connection.execute(sql.SQL(_FINISH).format(columns=columns), values)
+    connection.execute(_RELEASE, (_LIVENESS_CLASS, cycle_id))
+
+
+def finished_after(connection: psycopg.Connection, cycle_id: int) -> list[FinishedCycle]:
+    """Return the cycles with an id above ``cycle_id`` that have ended by themselves, in order."""
+    with connection.cursor(row_factory=dict_row) as cursor:
+        rows = cursor.execute(_FINISHED_AFTER, (cycle_id,)).fetchall()
+    return [
+        FinishedCycle(
+            row["id"], row["run_id"], row["state"], row["finished_at"], CycleTotals.from_row(row), row["error"]
+        )
+        for row in rows
+    ]
+
+
+def last_cycle_id(connection: psycopg.Connection) -> int:
+    """Return the id of the newest cycle; 0 when there is none."""
+    row = connection.execute("select coalesce(max(id), 0) from support.ticket_sla_cycles").fetchone()
+    assert row is not None  # noqa: S101  an aggregate always returns a row
+    return int(row[0])

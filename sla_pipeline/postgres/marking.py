@@ -18,23 +18,25 @@ from pydantic import ValidationError
 
 from sla_pipeline.breach import Breach, BreachKind, Priority, judge
 from sla_pipeline.cycle import OnStep, no_step
+from sla_pipeline.errors import PostgresBusy, SlaPipelineError
 from sla_pipeline.event import event_json
-from sla_pipeline.postgres.faults import stop_request_behind
+from sla_pipeline.postgres.faults import FaultScope, fault_name, fault_scope, stop_request_behind, translate
 from sla_pipeline.postgres.outbox import relay_row_missing
-from sla_pipeline.postgres.session import DISTANT_PAST
+from sla_pipeline.postgres.session import DISTANT_PAST, PostgresSettings, translated_errors
 from sla_pipeline.postgres.tickets import LockedTicket, id_array, lock_batch
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
-__all__ = ["BadRow", "BatchFailed", "BatchOutcome", "RowUnchanged", "mark_batch"]
+__all__ = ["BadRow", "BatchFailed", "BatchOutcome", "mark_batch", "require_free_sequence"]
 
 _KNOWN_PRIORITIES = frozenset(Priority)
 
 # Index: the primary key.
 _MARK = "update support.tickets set sla_breached = true, updated_at = %(now_utc)s where id = any(%(ids)s::uuid[])"
-# Index: primary keys. All tickets are locked and updated by this transaction already, so the relay's row is the last
-# lock that it takes. Payloads, JSON without a raw line break, go over as the lines of one text: in an array each of
+_LOCK_SEQUENCE = "select from support.ticket_sla_relay where id = 1 for no key update"
+# Index: primary keys. All tickets are locked and updated by this transaction already: the relay's row comes after them,
+# and no ticket is waited for while it is held. Payloads, JSON without a raw line break, go over as the lines of one text: in an array each of
 # their quotes would be escaped, in Python.
 _RECORD = """
 with taken as (
@@ -68,23 +70,43 @@ class BatchOutcome:
     """
 
     by_kind: dict[BreachKind, int] = field(default_factory=lambda: dict.fromkeys(BreachKind, 0))
-    remarked: list[LockedTicket] = field(default_factory=list)
+    flags_restored: list[LockedTicket] = field(default_factory=list)
     bad: list[BadRow] = field(default_factory=list)
     missed: list[str] = field(default_factory=list)
     unknown_priorities: Counter[str] = field(default_factory=Counter)
 
 
-class RowUnchanged(Exception):
+class _RowUnchanged(Exception):
     """A trigger or a rule of the database has kept a locked row from being updated."""
 
 
 class BatchFailed(Exception):
     """A batch was rolled back whole, its rows are free. ``tickets`` are the rows that it had locked."""
 
-    def __init__(self, error: psycopg.Error | RowUnchanged, tickets: list[LockedTicket]) -> None:
+    def __init__(self, error: psycopg.Error | _RowUnchanged, tickets: list[LockedTicket]) -> None:
         super().__init__()
-        self.error = error
+        self._error = error
         self.tickets = tickets
+
+    def scope(self, connection: psycopg.Connection) -> FaultScope:
+        """Return how far the fault reaches, as far as its code and the session show."""
+        return FaultScope.ROW if isinstance(self._error, _RowUnchanged) else fault_scope(self._error, connection)
+
+    def fault(self, settings: PostgresSettings) -> SlaPipelineError | None:
+        """Return our error for the database's; None when the database reported none."""
+        return None if isinstance(self._error, _RowUnchanged) else translate(self._error, settings)
+
+    @property
+    def name(self) -> str:
+        """Name of the fault, without text of a ticket."""
+        return self.refusal if isinstance(self._error, _RowUnchanged) else fault_name(self._error)
+
+    @property
+    def refusal(self) -> str:
+        """Reason for setting a ticket aside that failed alone."""
+        if isinstance(self._error, _RowUnchanged):
+            return "the database kept the row from being updated (a trigger or a rule on support.tickets)"
+        return f"the database refuses the row: {fault_name(self._error)}"
 
 
 class _Found(NamedTuple):
@@ -122,7 +144,7 @@ def mark_batch(
             on_step("batch_locked")
             written = _write(connection, tickets, now_utc=now_utc, run_id=run_id, bad=outcome.bad)
             on_step("batch_written")
-    except (psycopg.Error, RowUnchanged) as error:
+    except (psycopg.Error, _RowUnchanged) as error:
         # without the driver's error in the chain: its text may repeat what a row holds
         raise (stop_request_behind(error) or BatchFailed(error, tickets)) from None
     on_step("batch_committed")
@@ -130,9 +152,18 @@ def mark_batch(
         outcome.by_kind[one.breach.kind] += 1
         if one.ticket.priority not in _KNOWN_PRIORITIES and not one.ticket.recorded:
             outcome.unknown_priorities[str(one.ticket.priority)] += 1
-    outcome.remarked = [one.ticket for one in written if one.ticket.recorded]
+    outcome.flags_restored = [one.ticket for one in written if one.ticket.recorded]
     outcome.missed = list(set(ids).difference(ticket.id for ticket in tickets))
     return outcome
+
+
+def require_free_sequence(connection: psycopg.Connection, settings: PostgresSettings) -> None:
+    """Raise ``PostgresBusy`` when another session holds the row that hands out sequences: then no ticket passes."""
+    try:
+        with translated_errors(settings), connection.transaction():
+            connection.execute(_LOCK_SEQUENCE)
+    except PostgresBusy as busy:
+        raise PostgresBusy(f"another session holds the row of support.ticket_sla_relay: {busy}") from None
 
 
 def _event_of(ticket: LockedTicket, now_utc: datetime) -> _Found | BadRow:
@@ -218,7 +249,7 @@ def _write_all(
     if bad:
         raise _EventsNotBuildable(bad)
     if marking.rowcount != len(found):
-        raise RowUnchanged
+        raise _RowUnchanged
     if recording.rowcount != len(fresh):
         raise relay_row_missing()
     return found

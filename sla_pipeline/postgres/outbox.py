@@ -7,8 +7,8 @@ What does not: writing of records (``marking.py``).
 from types import TracebackType
 from typing import Self
 
-from sla_pipeline.cycle import BreachRecord
 from sla_pipeline.errors import PostgresSetupError
+from sla_pipeline.outbox import BreachRecord
 from sla_pipeline.postgres.session import PostgresSettings, translated_errors
 
 __all__ = ["PostgresOutbox", "relay_row_missing"]

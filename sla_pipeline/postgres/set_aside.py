@@ -6,7 +6,6 @@ marked or no longer overdue.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from datetime import datetime
 from typing import NamedTuple
 
@@ -14,14 +13,12 @@ import psycopg
 from psycopg.rows import args_row
 
 from sla_pipeline.postgres.tickets import OF_TENANT, OVERDUE
+from sla_pipeline.set_aside import SetAside, TicketSetAside
 
 __all__ = [
-    "REASON_LENGTH",
     "RIGHTS",
     "TABLE",
     "RowSetAside",
-    "SetAside",
-    "TicketSetAside",
     "add",
     "check_readable",
     "forget_mended",
@@ -32,8 +29,6 @@ __all__ = [
 
 TABLE = "support.ticket_sla_set_aside"
 RIGHTS = "select, insert, update, delete"
-REASON_LENGTH = 1_000
-"""Characters of a reason that a table shows. Reasons are our own words: the longest names five fields that are null."""
 
 # A number that is no number may be as long as a book; 200 characters are more than a message shows. 1, 2, 4 ... minutes
 # after each failure, at most an hour, each five seconds short: a cycle that starts early must not skip its turn
@@ -77,27 +72,6 @@ class RowSetAside(NamedTuple):
     kind: str
     error: str
     row_version: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class TicketSetAside:
-    """An overdue ticket that cannot be marked; ``error`` holds no text of the ticket."""
-
-    id: str
-    number: str
-    kind: str
-    error: str
-    try_count: int
-    first_failed_at: datetime
-    next_try_at: datetime
-
-
-@dataclass(frozen=True, slots=True)
-class SetAside:
-    """Count of the tickets set aside, and the first of them by the time of their first failure."""
-
-    count: int = 0
-    tickets: list[TicketSetAside] = field(default_factory=list)
 
 
 def check_readable(connection: psycopg.Connection) -> None:

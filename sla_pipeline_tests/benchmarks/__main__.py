@@ -33,7 +33,7 @@ from sla_pipeline.kafka.settings import KafkaSettings
 from sla_pipeline.kafka.topics import create_topics
 from sla_pipeline.monitor import steps
 from sla_pipeline.monitor.runner import run_cycle
-from sla_pipeline.monitor.steps import Database
+from sla_pipeline.postgres.database import Database
 from sla_pipeline.postgres.migrate import upgrade
 from sla_pipeline.postgres.outbox import PostgresOutbox
 from sla_pipeline.postgres.session import PostgresSettings
@@ -139,9 +139,9 @@ def _marking(owner_url: str, rounds: int) -> Ratio:
 
         def ours() -> None:
             claim = steps.claim_overdue(database, _Clock(), CycleInput(), run_id="benchmark")
-            marked = steps.mark_breached(database, claim)
-            if marked.totals.processed != _COUNT or marked.totals.batch_count != 20:
-                raise SystemExit(f"marked {marked.totals.processed} in {marked.totals.batch_count} batches")
+            steps.mark_breached(database, claim)
+            if claim.totals.processed_count != _COUNT or claim.totals.batch_count != 20:
+                raise SystemExit(f"marked {claim.totals.processed_count} in {claim.totals.batch_count} batches")
 
         def other() -> None:
             owner.execute(_ONE_STATEMENT, {"now": datetime.now(UTC)})
@@ -189,7 +189,7 @@ def _publishing(owner_url: str, bootstrap_servers: str, rounds: int) -> Ratio:
 
         def ours() -> None:
             with PostgresOutbox(PostgresSettings(owner_url)) as outbox:
-                if relay.publish(outbox, run_id="benchmark").published != _COUNT:
+                if relay.publish(outbox, run_id="benchmark").published_count != _COUNT:
                     raise SystemExit("not all records were published")
 
         for number in range(rounds + 1):

@@ -51,7 +51,7 @@ def fill(owner_url: str, kafka: KafkaSettings, count: int) -> None:
         for start in range(0, count, _BATCH):
             _fill_batch(connection, min(_BATCH, count - start))
     with PostgresOutbox(PostgresSettings(owner_url)) as outbox, Relay(kafka) as relay:
-        while relay.publish(outbox, run_id="benchmark").published:
+        while relay.publish(outbox, run_id="benchmark").published_count:
             pass
 
 

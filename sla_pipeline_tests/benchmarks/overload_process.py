@@ -17,7 +17,7 @@ import psutil
 from sla_pipeline.kafka.relay import Relay
 from sla_pipeline.kafka.settings import KafkaSettings
 from sla_pipeline.monitor.runner import run_cycle
-from sla_pipeline.monitor.steps import Database
+from sla_pipeline.postgres.database import Database
 from sla_pipeline.postgres.session import PostgresSettings
 
 __all__ = ["CycleOutcome", "Worker"]
@@ -71,11 +71,11 @@ def main(argument: str) -> None:
             report = run_cycle(database, relay)
             gc.collect()
             outcome = CycleOutcome(
-                marked=report.processed,
-                published=report.published,
-                backlog=report.backlog or 0,
+                marked=report.processed_count,
+                published=report.published_count,
+                backlog=report.backlog_count or 0,
                 has_more=report.has_more,
-                seconds=report.duration_ms / 1000,
+                seconds=(report.duration_ms or 0) / 1000,
                 memory_mb=psutil.Process().memory_info().rss / 2**20,
                 errors=report.errors,
             )

@@ -18,9 +18,9 @@ from sla_pipeline.breach import Breach, BreachKind, judge
 from sla_pipeline.cycle import OnStep
 from sla_pipeline.kafka import relay
 from sla_pipeline.kafka.deadline import Deadline
-from sla_pipeline.kafka.outbox import Outbox
 from sla_pipeline.kafka.progress import Progress, ProgressReader, record_digest
 from sla_pipeline.kafka.takeover import Takeover
+from sla_pipeline.outbox import Outbox
 from sla_pipeline.postgres import marking
 from sla_pipeline.postgres.tickets import LockedTicket
 

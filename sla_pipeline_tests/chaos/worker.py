@@ -18,12 +18,13 @@ from typing import Literal
 
 import psycopg
 
-from sla_pipeline.cycle import CycleInput, PublishTotals
+from sla_pipeline.cycle import CycleInput, CycleTotals
 from sla_pipeline.errors import SlaPipelineError
-from sla_pipeline.kafka.relay import PUBLISH_SECONDS, Outbox, Relay
+from sla_pipeline.kafka.relay import PUBLISH_SECONDS, Relay
 from sla_pipeline.kafka.settings import KafkaSettings
 from sla_pipeline.monitor.runner import run_cycle
-from sla_pipeline.monitor.steps import CycleReport, Database
+from sla_pipeline.outbox import Outbox
+from sla_pipeline.postgres.database import Database
 from sla_pipeline.postgres.outbox import PostgresOutbox
 from sla_pipeline.postgres.session import PostgresSettings
 from sla_pipeline_tests.chaos.broken import Build, install
@@ -105,8 +106,8 @@ class _WatchedRelay(Relay):
     classes: _Classes
 
     def publish(
-        self, outbox: Outbox, *, run_id: str, totals: PublishTotals | None = None, seconds: float = PUBLISH_SECONDS
-    ) -> PublishTotals:
+        self, outbox: Outbox, *, run_id: str, totals: CycleTotals | None = None, seconds: float = PUBLISH_SECONDS
+    ) -> CycleTotals:
         with self.classes.noted():
             return super().publish(outbox, run_id=run_id, totals=totals, seconds=seconds)
 
@@ -153,10 +154,11 @@ def _cycles(pipe: "Connection[Report, Answer]", contract: Contract) -> None:
     relay.close()
 
 
-def _reported(report: CycleReport, classes: _Classes) -> Report:
+def _reported(report: CycleTotals, classes: _Classes) -> Report:
     if not report.errors:
         return Report(
-            outcome="ok", told=f"{report.processed} marked, {report.published} published, {report.lock_skips} skipped"
+            outcome="ok",
+            told=f"{report.processed_count} marked, {report.published_count} published, {report.lock_skip_count} skipped",
         )
     told = "; ".join(report.errors)
     if report.fault is not None:

@@ -12,13 +12,14 @@ from typing import Any, Protocol
 import psycopg
 import pytest
 
-from sla_pipeline.cycle import Clock, CycleInput, OnStep, SimulatedClock, no_step
+from sla_pipeline.cycle import Clock, CycleInput, CycleTotals, OnStep, SimulatedClock, no_step
 from sla_pipeline.event import TicketSlaBreachedKafkaEvent
 from sla_pipeline.kafka.events import read_events
 from sla_pipeline.kafka.relay import Relay
 from sla_pipeline.kafka.settings import KafkaSettings
+from sla_pipeline.monitor.batches import ShouldStop
 from sla_pipeline.monitor.runner import run_cycle
-from sla_pipeline.monitor.steps import CycleReport, Database, ShouldStop
+from sla_pipeline.postgres.database import Database
 from sla_pipeline.postgres.session import PostgresSettings
 from sla_pipeline_tests.tickets import NOW
 
@@ -36,7 +37,7 @@ class Cycle(Protocol):
         run_id: str | None = None,
         should_stop: ShouldStop = ...,
         on_step: OnStep = ...,
-    ) -> CycleReport: ...
+    ) -> CycleTotals: ...
 
 
 @pytest.fixture
@@ -97,7 +98,7 @@ def _cycle_of(database: Database, relay: Relay, usual_clock: Clock) -> Cycle:
         run_id: str | None = None,
         should_stop: ShouldStop = lambda: False,
         on_step: OnStep = no_step,
-    ) -> CycleReport:
+    ) -> CycleTotals:
         return run_cycle(database, relay, given, clock=clock, run_id=run_id, should_stop=should_stop, on_step=on_step)
 
     return run

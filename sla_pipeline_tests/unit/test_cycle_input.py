@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from sla_pipeline.breach import BreachKind
-from sla_pipeline.cycle import CycleInput, MarkTotals
+from sla_pipeline.cycle import CycleInput
 from sla_pipeline.errors import InputError
 
 
@@ -46,12 +45,3 @@ def test_a_tenant_has_one_spelling() -> None:
     assert (
         CycleInput(tenant_id="0A11CE00-0000-4000-8000-00000000000F").tenant_id == "0a11ce00-0000-4000-8000-00000000000f"
     )
-
-
-def test_processed_is_the_sum_of_the_kinds() -> None:
-    totals = MarkTotals()
-    assert totals.processed == 0
-    totals.by_kind[BreachKind.FIRST_RESPONSE] += 2
-    totals.by_kind[BreachKind.RESOLUTION] += 3
-    assert totals.processed == 5
-    assert MarkTotals().processed == 0

@@ -2,7 +2,7 @@
 them.
 """
 
-from sla_pipeline.cycle import ERRORS_KEPT, ErrorList, listed
+from sla_pipeline.cycle import ERRORS_KEPT, ErrorList
 
 
 def test_the_first_hundred_are_kept_and_all_are_counted() -> None:
@@ -29,24 +29,23 @@ def test_faults_are_bounded_too() -> None:
     assert (errors.count, len(errors.kept())) == (200, ERRORS_KEPT)
 
 
-def test_the_errors_of_several_steps_add_up() -> None:
-    marking, publishing, cycle = ErrorList(), ErrorList(), ErrorList()
-    for number in range(150):
-        marking.add_of_ticket(f"ticket {number}")
-    publishing.add("publishing failed")
-    for step in (ErrorList(), marking, publishing):
-        cycle.add_all(step)
-    assert cycle.count == 151
-    assert cycle.kept()[:2] == ["publishing failed", "ticket 0"]
-    assert len(cycle.kept()) == ERRORS_KEPT
-    # what was added up is not changed by what comes after
-    cycle.add("the journal failed")
-    assert (marking.count, publishing.kept()) == (150, ["publishing failed"])
+def test_the_fault_that_ended_the_cycle_comes_first() -> None:
+    errors = ErrorList()
+    for number in range(ERRORS_KEPT):
+        errors.add(f"fault {number}")
+    errors.add_first("the session was lost")
+    assert errors.count == ERRORS_KEPT + 1
+    assert errors.kept() == ["the session was lost", *(f"fault {number}" for number in range(ERRORS_KEPT - 1))]
 
 
-def test_a_list_says_how_many_more_there_are() -> None:
-    assert listed([], 0) == []
-    assert listed(["one", "two"], 2) == ["one", "two"]
+def test_a_list_gives_the_number_of_those_that_it_leaves_out() -> None:
+    errors = ErrorList()
+    assert errors.listed() == []
+    errors.add("one")
+    errors.add("two")
     more = "more errors; the log has a line for each ticket that was set aside"
-    assert listed(["one", "two"], 3) == ["one", "two", f"and 1 {more}"]
-    assert listed(["one", "two"], 2, limit=1) == ["one", f"and 1 {more}"]
+    assert errors.listed() == ["one", "two"]
+    assert errors.listed(1) == ["one", f"and 1 {more}"]
+    for number in range(ERRORS_KEPT):
+        errors.add_of_ticket(f"ticket {number}")
+    assert errors.listed()[-2:] == [f"ticket {ERRORS_KEPT - 3}", f"and 2 {more}"]

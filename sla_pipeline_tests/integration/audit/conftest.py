@@ -14,15 +14,16 @@ from psycopg import sql
 
 from sla_pipeline.audit.findings import AuditReport
 from sla_pipeline.audit.verify import OnProgress, verify
-from sla_pipeline.cycle import CycleInput, MarkTotals, SimulatedClock
+from sla_pipeline.cycle import CycleInput, CycleTotals, SimulatedClock
 from sla_pipeline.kafka.settings import KafkaSettings
-from sla_pipeline.monitor.steps import Database, claim_overdue, mark_breached
+from sla_pipeline.monitor.steps import claim_overdue, mark_breached
+from sla_pipeline.postgres.database import Database
 from sla_pipeline.postgres.session import PostgresSettings
 from sla_pipeline_tests.integration.audit.scene import Support, Topic
 from sla_pipeline_tests.integration.conftest import Cycle
 from sla_pipeline_tests.tickets import FIRST_RESPONSE_OVERDUE, NOW, RESOLUTION_OVERDUE, make_ticket, make_tickets
 
-Mark = Callable[[], MarkTotals]
+Mark = Callable[[], CycleTotals]
 
 
 class Audit(Protocol):
@@ -74,11 +75,11 @@ def topic(kafka_settings: KafkaSettings) -> Topic:
 def mark(database: Database, clock: SimulatedClock, support: Support) -> Mark:
     """The first half of a cycle: what it marks waits to be published, and has just begun to, by the test's clock."""
 
-    def run() -> MarkTotals:
+    def run() -> CycleTotals:
         claim = claim_overdue(database, clock, CycleInput(), run_id="run-that-marked")
-        totals = mark_breached(database, claim).totals
+        mark_breached(database, claim)
         support.execute("update support.ticket_sla_breaches set recorded_at = breached_at")
-        return totals
+        return claim.totals
 
     return run
 
@@ -93,5 +94,5 @@ def breached(support: Support, cycle: Cycle) -> list[str]:
     make_ticket(support)
     make_ticket(support, status="Closed", first_response_due_at=NOW)
     report = cycle(run_id="run-1")
-    assert (report.processed, report.published, report.errors) == (5, 5, [])
+    assert (report.processed_count, report.published_count, report.errors) == (5, 5, [])
     return [str(row[0]) for row in support.execute("select ticket_id from support.ticket_sla_breaches order by seq")]

@@ -32,7 +32,7 @@ STRANGER = "11111111-2222-4333-8444-555555555555"
 def waiting(support: Support, mark: Mark) -> list[str]:
     """Four tickets, marked, their records not published; sequences 1 to 4."""
     ids = make_tickets(support, 4, **FIRST_RESPONSE_OVERDUE)
-    assert mark().processed == 4
+    assert mark().processed_count == 4
     return ids
 
 

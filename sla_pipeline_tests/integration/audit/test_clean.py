@@ -126,7 +126,7 @@ def test_a_flag_that_was_put_back_and_marked_again_is_clean(
 ) -> None:
     change(support, breached[1], sla_breached=False)
     assert faults(audit()) == {"record_of_unmarked": 1}
-    assert cycle().remarked == 1
+    assert cycle().flags_restored_count == 1
     assert found(audit()) == {}
 
 

@@ -14,7 +14,7 @@ from sla_pipeline.errors import KafkaUnavailable
 from sla_pipeline.kafka.relay import Relay
 from sla_pipeline.kafka.settings import KafkaSettings
 from sla_pipeline.monitor.runner import run_cycle
-from sla_pipeline.monitor.steps import Database
+from sla_pipeline.postgres.database import Database
 from sla_pipeline.postgres.session import PostgresSettings
 from sla_pipeline_tests.integration.audit.conftest import Audit
 from sla_pipeline_tests.integration.audit.scene import Support, Topic, faults, sent_again, utc_now
@@ -51,7 +51,7 @@ def test_cycles_between_any_two_reads_of_an_audit_leave_it_clean(audit: Audit, s
     def work(done: int, total: int) -> None:
         nonlocal cycles
         new_breaches(support)
-        assert cycle(clock=SystemClock()).published == 20
+        assert cycle(clock=SystemClock()).published_count == 20
         cycles += 1
 
     report = audit(now_utc=utc_now(), on_progress=work)
@@ -88,7 +88,7 @@ class Pod:
                 self._database, self._relay, CycleInput(batch_size=5), clock=SystemClock(), on_step=self._dwell
             )
             self.errors += report.errors
-            self.published_count += report.published
+            self.published_count += report.published_count
 
     @contextmanager
     def at_work(self) -> Iterator[None]:

@@ -22,8 +22,8 @@ from playwright.sync_api import Page, expect, sync_playwright
 from sla_pipeline_tests.integration.conftest import Events
 from sla_pipeline_tests.integration.dagster.conftest import CHECK, REPOSITORY
 from sla_pipeline_tests.integration.dagster.deployment import deployment
-from sla_pipeline_tests.integration.kafka.waiting import wait_until
 from sla_pipeline_tests.tickets import MINUTE, breached_ids, make_ticket
+from sla_pipeline_tests.waiting import wait_until
 
 Support = psycopg.Connection[Any]
 
@@ -131,7 +131,7 @@ def test_buttons_of_the_ui_in_a_browser(
     _screenshot(page, "run-of-materialize")
 
     page.goto("/assets/sla_breaches")
-    expect(page.get_by_text("published", exact=True)).to_be_visible()
+    expect(page.get_by_text("published_count", exact=True)).to_be_visible()
     _screenshot(page, "asset-materialized")
 
     page.goto("/assets/sla_breaches?view=checks")

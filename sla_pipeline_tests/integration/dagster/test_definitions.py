@@ -13,7 +13,7 @@ import dagster as dg
 import pytest
 import yaml  # type: ignore[import-untyped]  # Dagster brings it, without types
 
-from sla_pipeline.monitor import job as monitor
+from sla_pipeline.defs.sla_monitor import schedules
 from sla_pipeline_tests.integration.dagster.conftest import CHECK, REPOSITORY
 
 _VARIABLES = (
@@ -125,6 +125,6 @@ def test_the_job_is_the_asset_alone(job: dg.JobDefinition) -> None:
 
 
 def test_the_schedule_runs_every_minute_in_utc() -> None:
-    schedule = monitor.ticket_sla_monitor_every_minute
+    schedule = schedules.ticket_sla_monitor_every_minute
     assert (schedule.cron_schedule, schedule.execution_timezone) == ("* * * * *", "UTC")
     assert schedule.default_status is dg.DefaultScheduleStatus.RUNNING

@@ -15,8 +15,8 @@ from sla_pipeline.breach import BreachKind
 from sla_pipeline_tests.integration.conftest import Events
 from sla_pipeline_tests.integration.dagster.conftest import CHECK
 from sla_pipeline_tests.integration.dagster.deployment import deployment
-from sla_pipeline_tests.integration.kafka.waiting import wait_until
 from sla_pipeline_tests.tickets import HOUR, MINUTE, breached_ids, make_ticket, make_tickets
+from sla_pipeline_tests.waiting import wait_until
 
 Support = psycopg.Connection[Any]
 log = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ def test_each_kind_end_to_end(support: Support, home: Path, instance: dg.Dagster
     (materialized,) = instance.fetch_materializations(CHECK.asset_key, limit=1, ascending=True).records
     assert materialized.run_id == run.run_id
     assert materialized.asset_materialization is not None
-    assert materialized.asset_materialization.metadata["processed"].value == 2
+    assert materialized.asset_materialization.metadata["processed_count"].value == 2
     journal = support.execute(
         "select run_id, state, processed_count, published_count from support.ticket_sla_cycles order by id"
     ).fetchone()
@@ -136,7 +136,7 @@ def test_journal_of_a_killed_cycle(support: Support, home: Path, instance: dg.Da
         "select run_id, state, started_at, error from support.ticket_sla_cycles order by id"
     ).fetchall()
     assert rows[0][:2] == (dead.dagster_run.run_id, "abandoned")
-    assert rows[0][3] == "the process ended without a word"
+    assert rows[0][3] == "the process died before recording its end"
     assert rows[1][1] == "succeeded"
     assert rows[1][2] - killed_at < _AFTER_A_DEATH
     assert breached_ids(support) == set(kinds)

@@ -9,8 +9,8 @@ import dagster as dg
 import psycopg
 import pytest
 
+from sla_pipeline.defs.resources import RE_EXECUTE_ALL
 from sla_pipeline.embedded.ports import free_ports
-from sla_pipeline.monitor.resources import RE_EXECUTE_ALL
 from sla_pipeline_tests.integration.conftest import Events
 from sla_pipeline_tests.integration.dagster.conftest import CHECK, SET_ASIDE_CHECK, launchpad
 from sla_pipeline_tests.tickets import (
@@ -58,18 +58,20 @@ def test_a_cycle_is_a_materialization_with_all_its_numbers(
     assert durations[3] >= sum(durations[:3])
     assert began < metadata.pop("now_utc") < datetime.now(UTC).timestamp()
     assert metadata == {
-        "processed": 5,
-        "processed_FirstResponse": 3,
-        "processed_Resolution": 2,
-        "batches": 1,
-        "published": 5,
-        "lock_skips": 0,
-        "remarked": 0,
-        "unknown_priorities": 0,
-        "errors": 0,
+        "claimed_count": 5,
+        "processed_count": 5,
+        "first_response_count": 3,
+        "resolution_count": 2,
+        "batch_count": 1,
+        "published_count": 5,
+        "transaction_count": 1,
+        "lock_skip_count": 0,
+        "flags_restored_count": 0,
+        "unknown_priority_count": 0,
+        "error_count": 0,
         "has_more": False,
-        "backlog": 0,
-        "set_aside": 0,
+        "backlog_count": 0,
+        "set_aside_count": 0,
     }
     assert support.execute("select run_id, state from support.ticket_sla_cycles").fetchall() == [
         (result.run_id, "succeeded")
@@ -155,7 +157,7 @@ def test_tickets_set_aside_are_an_alarm_until_they_are_mended(
         assert (evaluation.passed, evaluation.severity) == (False, dg.AssetCheckSeverity.ERROR)
         assert evaluation.description is not None
         assert evaluation.description.startswith(
-            "1 overdue tickets cannot be marked, and nobody is called for them; correct the row or "
+            "1 overdue tickets cannot be marked, and nobody is called for them; correct the row, or "
         )
         metadata = _metadata(evaluation.metadata)
         assert metadata["set_aside"] == 1
@@ -224,10 +226,10 @@ def test_a_priority_that_we_do_not_know_is_counted_on_the_runs_page(
     result = job.execute_in_process(instance=ephemeral)
     (materialization,) = result.asset_materializations_for_node("sla_breaches.close_cycle")
     metadata = _metadata(materialization.metadata)
-    assert (metadata["processed"], metadata["unknown_priorities"], metadata["errors"]) == (4, 3, 0)
+    assert (metadata["processed_count"], metadata["unknown_priority_count"], metadata["error_count"]) == (4, 3, 0)
     assert sorted(event.priority for event in events()) == ["High", "Urgent", "Urgent", "Urgent"]
     warnings = [entry.user_message for entry in ephemeral.all_logs(result.run_id) if entry.level == logging.WARNING]
-    assert warnings == ["3 tickets went out with a priority that we do not know: 'Urgent'"]
+    assert warnings == ["3 tickets have a priority that is not in our list, sent as it is: 'Urgent'"]
 
 
 def test_a_failing_publish_fails_the_run_at_its_end(
@@ -251,10 +253,12 @@ def test_a_failing_publish_fails_the_run_at_its_end(
     assert user_failure.description.startswith(
         f"publishing failed: Kafka at 127.0.0.1:{port} did not answer as expected while "
     )
-    assert {name: user_failure.metadata[name].value for name in ("processed", "published", "errors")} == {
-        "processed": 3,
-        "published": 0,
-        "errors": 1,
+    assert {
+        name: user_failure.metadata[name].value for name in ("processed_count", "published_count", "error_count")
+    } == {
+        "processed_count": 3,
+        "published_count": 0,
+        "error_count": 1,
     }
     assert [evaluation.passed for evaluation in result.get_asset_check_evaluations()] == [True, True]
     assert ephemeral.get_latest_materialization_event(CHECK.asset_key) is None

@@ -13,10 +13,10 @@ import pytest
 from dagster._core.remote_origin import RegisteredCodeLocationOrigin, RemoteJobOrigin, RemoteRepositoryOrigin
 from dagster._core.storage.dagster_run import RunOpConcurrency
 
-from sla_pipeline.cycle import CycleInput
+from sla_pipeline.cycle import CycleInput, CycleTotals
+from sla_pipeline.defs.resources import PostgresResource
+from sla_pipeline.defs.sla_monitor import schedules
 from sla_pipeline.kafka.settings import KafkaSettings
-from sla_pipeline.monitor import job as monitor
-from sla_pipeline.monitor.resources import PostgresResource
 from sla_pipeline.postgres import journal
 from sla_pipeline.postgres.session import PostgresSettings
 
@@ -46,7 +46,7 @@ def decide(stored: dg.DagsterInstance, worker_url: str, monkeypatch: pytest.Monk
 
     def tick() -> Decision:
         with dg.build_schedule_context(instance=stored, resources={"postgres": PostgresResource()}) as context:
-            decision = monitor.ticket_sla_monitor_every_minute(context)
+            decision = schedules.ticket_sla_monitor_every_minute(context)
         assert isinstance(decision, dg.RunRequest | dg.SkipReason)
         return decision
 
@@ -85,7 +85,10 @@ def _status(instance: dg.DagsterInstance, run: dg.DagsterRun) -> dg.DagsterRunSt
 def _journaled(worker_url: str, run: dg.DagsterRun) -> Iterator[tuple[psycopg.Connection, int]]:
     """The run's row, locked by a session of the worker's for as long as the block lasts."""
     with PostgresSettings(worker_url).connect(purpose="cycle") as connection:
-        yield connection, journal.start(connection, run_id=run.run_id, now_utc=datetime.now(UTC), given=CycleInput())
+        yield (
+            connection,
+            journal.start(connection, run_id=run.run_id, now_utc=datetime.now(UTC), cycle_input=CycleInput()),
+        )
 
 
 def test_the_schedule_skips_exactly_while_a_cycle_is_under_way(stored: dg.DagsterInstance, decide: Decide) -> None:
@@ -151,7 +154,7 @@ def test_a_run_that_closed_its_row_has_seconds_to_end(
 ) -> None:
     run = _run(stored, dg.DagsterRunStatus.STARTED)
     with _journaled(worker_url, run) as (connection, cycle_id):
-        journal.finish(connection, cycle_id, journal.CycleEnd("succeeded"))
+        journal.finish(connection, cycle_id, "succeeded", CycleTotals())
         support.execute(
             "update support.ticket_sla_cycles set finished_at = clock_timestamp() - make_interval(secs => %s)",
             (finished_seconds_ago,),

@@ -23,8 +23,8 @@ import pytest
 
 from sla_pipeline_tests.integration.conftest import Events
 from sla_pipeline_tests.integration.dagster.conftest import REPOSITORY, launchpad
-from sla_pipeline_tests.integration.kafka.waiting import wait_until
 from sla_pipeline_tests.tickets import breached_ids, make_tickets
+from sla_pipeline_tests.waiting import wait_until
 
 Support = psycopg.Connection[Any]
 _GATE = 4_711

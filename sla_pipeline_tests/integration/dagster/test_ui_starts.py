@@ -21,15 +21,15 @@ import dagster as dg
 import psycopg
 import pytest
 
+from sla_pipeline.defs.resources import RE_EXECUTE_ALL, PostgresResource
+from sla_pipeline.defs.sla_monitor import schedules
 from sla_pipeline.kafka.events import read_events
 from sla_pipeline.kafka.settings import KafkaSettings
 from sla_pipeline.kafka.topics import create_topics
-from sla_pipeline.monitor import job as monitor
-from sla_pipeline.monitor.resources import RE_EXECUTE_ALL, PostgresResource
 from sla_pipeline_tests.integration.dagster.conftest import CHECK, REPOSITORY, SET_ASIDE_CHECK, database, launchpad
 from sla_pipeline_tests.integration.dagster.deployment import LOCATION, Deployment, deployment
-from sla_pipeline_tests.integration.kafka.waiting import wait_until
 from sla_pipeline_tests.tickets import TENANT, before_update, breached_ids, make_ticket
+from sla_pipeline_tests.waiting import wait_until
 
 Support = psycopg.Connection[Any]
 _ENDS_SECONDS = 120.0
@@ -371,7 +371,7 @@ def test_whatever_is_started_waits_for_the_cycle_under_way(site: Site, overdue: 
         )
         assert site.run(second["run"]["id"]).status is dg.DagsterRunStatus.QUEUED
         with dg.build_schedule_context(instance=site.instance, resources={"postgres": PostgresResource()}) as context:
-            assert isinstance(monitor.ticket_sla_monitor_every_minute(context), dg.SkipReason)
+            assert isinstance(schedules.ticket_sla_monitor_every_minute(context), dg.SkipReason)
     assert [site.ended(answer).status for answer in (first, second, check)] == [dg.DagsterRunStatus.SUCCESS] * 3
     assert site.span(first["run"]["id"])[1] <= site.span(second["run"]["id"])[0]
     assert site.events_of(overdue) == 1

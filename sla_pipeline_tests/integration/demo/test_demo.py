@@ -101,8 +101,8 @@ def in_second_shell(source: str, command: str) -> str:
 
 def test_a_demo_and_a_second_shell_in_spite_of_other_settings(demo: Demo, state: Path) -> None:
     source = demo.wait_for_line("in another shell: ").partition("in another shell: ")[2]
-    first = demo.wait_for_line(" cycle 1: ")
-    assert ": 223 marked (202 first response, 21 resolution), 223 published, backlog " in first
+    first = demo.wait_for_line(" cycle 1 succeeded: ")
+    assert ": 223 marked (202 FirstResponse, 21 Resolution) in 1 batches, 223 published, backlog " in first
     assert source == f". '{state}/env'"
     assert (state / "env").stat().st_mode & 0o777 == 0o600
 

@@ -21,7 +21,7 @@ from sla_pipeline.kafka.relay import Relay
 from sla_pipeline.kafka.settings import KafkaSettings
 from sla_pipeline.kafka.topics import create_topics
 from sla_pipeline.monitor.runner import run_cycle
-from sla_pipeline.monitor.steps import Database
+from sla_pipeline.postgres.database import Database
 from sla_pipeline.postgres.migrate import upgrade
 from sla_pipeline.postgres.schema import SCHEMA, VERSION_TABLE
 from sla_pipeline.postgres.session import PostgresSettings
@@ -103,7 +103,7 @@ def test_half_of_the_data_removed(state: Path, removed: str) -> None:
             make_ticket(support, first_response_due_at=datetime.now(UTC) - MINUTE)
         database = Database(PostgresSettings(owner_url))
         with Relay(settings) as relay:
-            assert run_cycle(database, relay).published == 1
+            assert run_cycle(database, relay).published_count == 1
         database.close()
     shutil.rmtree(state / removed)
     reason = {

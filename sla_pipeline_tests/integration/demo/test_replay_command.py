@@ -15,8 +15,8 @@ from sla_pipeline import cli
 from sla_pipeline.demo.replay import replay_on_embedded_servers
 from sla_pipeline.errors import InputError
 from sla_pipeline_tests.integration.dagster.conftest import REPOSITORY
-from sla_pipeline_tests.integration.kafka.waiting import wait_until
 from sla_pipeline_tests.shared_servers import server_folder
+from sla_pipeline_tests.waiting import wait_until
 
 LOG = """number,at,opened_at,status,priority,queue,assignee,requester
 ONE,2016-03-01T08:00Z,2016-03-01T08:00Z,New,Critical,,,1

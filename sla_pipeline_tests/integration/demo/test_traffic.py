@@ -15,12 +15,11 @@ import pytest
 from sla_pipeline.audit.findings import AuditReport
 from sla_pipeline.audit.verify import verify
 from sla_pipeline.breach import BreachKind
-from sla_pipeline.cycle import SimulatedClock
+from sla_pipeline.cycle import CycleTotals, SimulatedClock
 from sla_pipeline.demo.desk_work import Action
 from sla_pipeline.demo.incident_log import read_log
 from sla_pipeline.demo.traffic import STOCK_MOMENT, Traffic, load_stock
 from sla_pipeline.kafka.settings import KafkaSettings
-from sla_pipeline.monitor.steps import CycleReport
 from sla_pipeline.postgres.session import PostgresSettings
 from sla_pipeline_tests.integration.conftest import Cycle
 from sla_pipeline_tests.tickets import MINUTE, NOW, look, make_ticket
@@ -40,7 +39,7 @@ def audit(worker_url: str, kafka_settings: KafkaSettings, clock: SimulatedClock)
     return lambda: verify(PostgresSettings(worker_url), kafka_settings, now_utc=clock.moment)
 
 
-def pass_time(traffic: Traffic, clock: SimulatedClock, cycle: Cycle, minutes: int) -> list[CycleReport]:
+def pass_time(traffic: Traffic, clock: SimulatedClock, cycle: Cycle, minutes: int) -> list[CycleTotals]:
     """Let the desk work for so many minutes of the clock, with a cycle at the end of each."""
     reports = []
     for _ in range(minutes):
@@ -55,7 +54,10 @@ def test_within_minutes_breaches_of_both_kinds_happen_and_tickets_records_and_ev
     traffic: Traffic, clock: SimulatedClock, cycle: Cycle, audit: Audit
 ) -> None:
     reports = pass_time(traffic, clock, cycle, 15)
-    by_kind = {kind: sum(report.by_kind[kind] for report in reports) for kind in BreachKind}
+    by_kind = {
+        BreachKind.FIRST_RESPONSE: sum(report.first_response_count for report in reports),
+        BreachKind.RESOLUTION: sum(report.resolution_count for report in reports),
+    }
     assert 240 < traffic.counts.arrivals < 360
     assert set(traffic.counts.actions) == set(Action)
     # a handful a minute of each kind
@@ -63,7 +65,7 @@ def test_within_minutes_breaches_of_both_kinds_happen_and_tickets_records_and_ev
     # a cycle came in between an operator's opening and saving
     assert traffic.counts.conflicts > 0
     assert [report.errors for report in reports] == [[]] * 15
-    assert [report.backlog for report in reports] == [0] * 15
+    assert [report.backlog_count for report in reports] == [0] * 15
     report = audit()
     assert report.clean, [finding.as_dict() for finding in report.findings if finding.count]
     assert report.marked_count == report.record_count == report.event_count == sum(by_kind.values())
@@ -118,7 +120,7 @@ def test_the_stock_is_the_log_at_its_busiest_noon_moved_to_now(support: psycopg.
     ).fetchone()
     assert row == (first.opened_at + timedelta(hours=4) + (NOW - STOCK_MOMENT),)
     # what was overdue at that noon is overdue now
-    assert cycle().processed == 223
+    assert cycle().processed_count == 223
     # a demo that is started again keeps its tickets
     assert load_stock(support, log, NOW + MINUTE) == 0
 
@@ -128,7 +130,7 @@ def test_the_desk_takes_up_the_stock_too(
 ) -> None:
     load_stock(support, read_log(), NOW)
     reports = pass_time(traffic, clock, cycle, 5)
-    assert sum(report.processed for report in reports) > 223
+    assert sum(report.processed_count for report in reports) > 223
     touched = support.execute(
         "select count(*) from support.tickets where number like 'INC%%' and updated_at > %s", (NOW,)
     ).fetchone()

@@ -15,11 +15,12 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from sla_pipeline.cycle import BATCH_SIZE, MAX_BATCHES_PER_CYCLE, CycleInput, IntegerRange
+from sla_pipeline.defs.resources import cycle_values, kafka, postgres
+from sla_pipeline.defs.sla_monitor.assets import sla_breaches
+from sla_pipeline.defs.sla_monitor.jobs import ticket_sla_monitor
 from sla_pipeline.errors import ConfigurationError, InputError, PostgresSetupError, PostgresUnavailable
 from sla_pipeline.kafka.clients import ClientReports, TransactionalProducer, open_admin, open_consumer
 from sla_pipeline.kafka.settings import KafkaSettings
-from sla_pipeline.monitor.job import sla_breaches, ticket_sla_monitor
-from sla_pipeline.monitor.resources import cycle_values, kafka, postgres
 from sla_pipeline.postgres.session import PostgresSettings
 from sla_pipeline_tests.integration.hostile.listening import everything_logged
 from sla_pipeline_tests.integration.hostile.odd_values import CANARY, odd_text, odd_values

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from psycopg import sql
 
-from sla_pipeline.monitor.steps import CycleReport
+from sla_pipeline.cycle import CycleTotals
 from sla_pipeline_tests.integration.conftest import Cycle, Events
 from sla_pipeline_tests.integration.hostile.hostile_tickets import HostileTicket, hostile_tickets
 from sla_pipeline_tests.integration.hostile.listening import everything_logged
@@ -73,7 +73,7 @@ def _assert_told_in_full(ticket: HostileTicket, told: dict[str, Any]) -> None:
     assert {name: told[name] for name in expected} == expected
 
 
-def _assert_one_line_each(report: CycleReport) -> None:
+def _assert_one_line_each(report: CycleTotals) -> None:
     """Else a number with a line break in it would forge a line of the journal, of a run's page, of a terminal."""
     assert all(error.isprintable() and len(error) < 1000 for error in report.errors), report.errors
 
@@ -112,7 +112,7 @@ def test_each_is_marked_rightly_or_set_aside_in_clear_words(support: Support, cy
             if ticket.verdict.fate == "marked":
                 _assert_told_in_full(ticket, recorded[ticket.id])
 
-        assert (report.processed, report.published, report.backlog) == (
+        assert (report.processed_count, report.published_count, report.backlog_count) == (
             len(fates["marked"]),
             len(fates["marked"]),
             len(fates["set aside"]),
@@ -120,7 +120,7 @@ def test_each_is_marked_rightly_or_set_aside_in_clear_words(support: Support, cy
         assert len(report.errors) == len(fates["set aside"])
         assert all(any(ticket_id in error for error in report.errors) for ticket_id in fates["set aside"])
         _assert_one_line_each(report)
-        assert (again.processed, again.published, again.errors) == (0, 0, [])
+        assert (again.processed_count, again.published_count, again.errors) == (0, 0, [])
         published.extend(fates["marked"])
 
         journal = support.execute(
@@ -170,7 +170,7 @@ def test_what_the_database_says_of_a_row_gets_no_further(
     object_to(support)
     with everything_logged() as logged:
         report = cycle()
-    assert (report.processed, report.published, len(report.errors)) == (3, 3, 1)
+    assert (report.processed_count, report.published_count, len(report.errors)) == (3, 3, 1)
     assert report.errors[0].startswith(f"ticket BAD-1 ({bad}) set aside: the database refuses the row: ")
     assert breached_ids(support) == {event.ticket_id for event in events()} == set(good)
     journal = support.execute("select error from support.ticket_sla_cycles").fetchall()

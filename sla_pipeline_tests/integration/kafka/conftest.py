@@ -5,17 +5,17 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from sla_pipeline.cycle import OnStep, PublishTotals, no_step
-from sla_pipeline.kafka.outbox import Outbox
+from sla_pipeline.cycle import CycleTotals, OnStep, no_step
 from sla_pipeline.kafka.relay import PUBLISH_SECONDS, TRANSACTION_LIMIT, Relay
 from sla_pipeline.kafka.settings import KafkaSettings
+from sla_pipeline.outbox import Outbox
 from sla_pipeline.postgres.outbox import PostgresOutbox
-from sla_pipeline.postgres.rebase import RepairablePostgresOutbox
 from sla_pipeline.postgres.session import PostgresSettings
+from sla_pipeline.recovery.outbox_repair import RepairableOutbox
 from sla_pipeline_tests.integration.kafka.breach_records import BreachRecords
 
 OutboxFactory = Callable[[], contextlib.AbstractContextManager[Outbox]]
-Publish = Callable[..., PublishTotals]
+Publish = Callable[..., CycleTotals]
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def publish(outbox_factory: OutboxFactory) -> Publish:
         on_step: OnStep = no_step,
         transaction_limit: int = TRANSACTION_LIMIT,
         seconds: float = PUBLISH_SECONDS,
-    ) -> PublishTotals:
+    ) -> CycleTotals:
         with (
             outbox_factory() as outbox,
             Relay(settings, on_step=on_step, transaction_limit=transaction_limit) as relay,
@@ -52,9 +52,9 @@ def publish(outbox_factory: OutboxFactory) -> Publish:
 
 
 @pytest.fixture
-def outbox(owner_url: str) -> Iterator[RepairablePostgresOutbox]:
+def outbox(owner_url: str) -> Iterator[RepairableOutbox]:
     """The outbox of the operator who repairs."""
-    with contextlib.closing(RepairablePostgresOutbox(PostgresSettings(owner_url))) as outbox:
+    with contextlib.closing(RepairableOutbox(PostgresSettings(owner_url))) as outbox:
         yield outbox
 
 

@@ -10,10 +10,10 @@ import struct
 import time
 from collections.abc import Sequence
 
-from sla_pipeline.cycle import BreachRecord
 from sla_pipeline.event import event_headers, event_key
 from sla_pipeline.kafka.progress import PROGRESS_KEY, Progress
 from sla_pipeline.kafka.settings import KafkaSettings
+from sla_pipeline.outbox import BreachRecord
 
 __all__ = ["UNVERIFIED", "leave_hanging", "write_with_headers"]
 

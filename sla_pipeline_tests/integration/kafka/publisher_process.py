@@ -18,7 +18,7 @@ from sla_pipeline.kafka.relay import Relay
 from sla_pipeline.kafka.settings import KafkaSettings
 from sla_pipeline.postgres.outbox import PostgresOutbox
 from sla_pipeline.postgres.session import PostgresSettings
-from sla_pipeline_tests.integration.kafka.waiting import wait_until
+from sla_pipeline_tests.waiting import wait_until
 
 _RUN_ID = "run-of-the-other-process"
 
@@ -54,7 +54,7 @@ def main(argument: str) -> None:
         Relay(KafkaSettings(**request["kafka"]), on_step=on_step) as relay,
     ):
         try:
-            outcome = f"published {relay.publish(outbox, run_id=_RUN_ID).published}"
+            outcome = f"published {relay.publish(outbox, run_id=_RUN_ID).published_count}"
         except SlaPipelineError as error:
             outcome = f"{type(error).__name__}: {error}"
     sys.stdout.write(f"{outcome}\n")

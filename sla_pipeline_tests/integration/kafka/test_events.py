@@ -158,7 +158,7 @@ def test_aborted_events_are_never_seen_and_the_position_is_found_behind_hundreds
     publish(kafka_settings)
     leave_open(kafka_settings, 600).drop()
     records.add(5)
-    assert publish(kafka_settings).published == 5
+    assert publish(kafka_settings).published_count == 5
     records.assert_each_published_once_in_order(kafka_settings)
 
 

@@ -58,7 +58,7 @@ def topic_of_others(kafka_settings: KafkaSettings, records: BreachRecords, publi
     send(kafka_settings, *_FOREIGN)
     write_with_headers(kafka_settings, 0, _BY_BINARY_NAME)
     records.add(5)
-    assert publish(kafka_settings).published == 5
+    assert publish(kafka_settings).published_count == 5
     return kafka_settings
 
 
@@ -257,6 +257,6 @@ def test_recover_goes_on_behind_a_foreign_record_on_the_progress_topic(
     assert (result.exit_code, result.exception) == (0, None)
     assert "behind it: offset " in result.stdout
     assert "repair: write a progress record with sequence 5" in result.stdout
-    assert publish(kafka_settings).published == 2
+    assert publish(kafka_settings).published_count == 2
     assert sorted(map(sequence_of, read_events(kafka_settings))) == ([6, 7] if copy_lags else [1, 2, 3, 4, 5, 6, 7])
     assert "finding: Postgres and Kafka agree" in CliRunner().invoke(app, ["recover"]).stdout

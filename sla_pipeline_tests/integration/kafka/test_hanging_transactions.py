@@ -8,13 +8,14 @@ import signal
 import pytest
 from confluent_kafka import Producer
 
-from sla_pipeline.cycle import BreachRecord, PublishTotals
+from sla_pipeline.cycle import CycleTotals
 from sla_pipeline.errors import FailClosed
 from sla_pipeline.event import event_headers, event_key
 from sla_pipeline.kafka.hanging import visible_part
 from sla_pipeline.kafka.progress import Progress
 from sla_pipeline.kafka.settings import KafkaSettings
 from sla_pipeline.kafka.topics import create_topics
+from sla_pipeline.outbox import BreachRecord
 from sla_pipeline_tests.conftest import BrokerFactory
 from sla_pipeline_tests.integration.kafka.breach_records import BreachRecords
 from sla_pipeline_tests.integration.kafka.conftest import OutboxFactory, Publish
@@ -51,10 +52,10 @@ def test_what_hangs_and_is_not_visible_is_published_once(
     if committed:
         records.query("update support.ticket_sla_relay set published_seq = 14 where id = 1 returning id")
     records.add(3)
-    assert publish(settings) == PublishTotals(published=12, transactions=1)
+    assert publish(settings) == CycleTotals(published_count=12, transaction_count=1)
     records.assert_each_published_once_in_order(settings)
     assert records.positions() == (17, 17)
-    assert publish(settings) == PublishTotals()
+    assert publish(settings) == CycleTotals()
 
 
 def test_an_event_that_the_visible_position_covers_is_not_aborted(

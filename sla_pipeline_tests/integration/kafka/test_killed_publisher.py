@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from sla_pipeline.cycle import PublishTotals
+from sla_pipeline.cycle import CycleTotals
 from sla_pipeline.kafka.relay import STEPS
 from sla_pipeline.kafka.settings import KafkaSettings
 from sla_pipeline_tests.integration.kafka.breach_records import BreachRecords
@@ -24,7 +24,7 @@ def test_killed_before_kafka_transaction(
 ) -> None:
     records.add(30)
     run_until_killed(kafka_settings, worker_url, at=at)
-    assert publish(kafka_settings) == PublishTotals(published=30, transactions=1)
+    assert publish(kafka_settings) == CycleTotals(published_count=30, transaction_count=1)
     records.assert_each_published_once_in_order(kafka_settings)
 
 
@@ -35,7 +35,7 @@ def test_killed_inside_kafka_transaction(
     records.add(30)
     run_until_killed(kafka_settings, worker_url, at=at)
     assert records.positions() == (0, 30)
-    assert publish(kafka_settings) == PublishTotals(published=30, transactions=1)
+    assert publish(kafka_settings) == CycleTotals(published_count=30, transaction_count=1)
     records.assert_each_published_once_in_order(kafka_settings)
     assert records.positions() == (30, 30)
 
@@ -47,7 +47,7 @@ def test_killed_after_commit_before_position(
     run_until_killed(kafka_settings, worker_url, at="committed")
     assert records.positions() == (0, 30)
     records.add(5)
-    assert publish(kafka_settings) == PublishTotals(published=5, transactions=1)
+    assert publish(kafka_settings) == CycleTotals(published_count=5, transaction_count=1)
     records.assert_each_published_once_in_order(kafka_settings)
     assert records.positions() == (35, 35)
 
@@ -57,7 +57,7 @@ def test_killed_after_commit_with_nothing_new_since_only_postgres_catches_up(
 ) -> None:
     records.add(30)
     run_until_killed(kafka_settings, worker_url, at="committed")
-    assert publish(kafka_settings) == PublishTotals(published=0, transactions=0)
+    assert publish(kafka_settings) == CycleTotals(published_count=0, transaction_count=0)
     records.assert_each_published_once_in_order(kafka_settings)
     assert records.positions() == (30, 30)
 
@@ -96,7 +96,7 @@ def test_zombie_publisher(
     records.assert_each_published_once_in_order(kafka_settings)
     assert records.positions() == (30, 30)
     records.add(4)
-    assert publish(kafka_settings) == PublishTotals(published=4, transactions=1)
+    assert publish(kafka_settings) == CycleTotals(published_count=4, transaction_count=1)
     records.assert_each_published_once_in_order(kafka_settings)
 
 

@@ -15,7 +15,8 @@ from sla_pipeline.cli import app
 from sla_pipeline.cycle import CycleInput, SimulatedClock
 from sla_pipeline.kafka.events import read_events
 from sla_pipeline.kafka.settings import KafkaSettings
-from sla_pipeline.monitor.steps import Database, claim_overdue, mark_breached
+from sla_pipeline.monitor.steps import claim_overdue, mark_breached
+from sla_pipeline.postgres.database import Database
 from sla_pipeline_tests.integration.conftest import Cycle
 from sla_pipeline_tests.integration.kafka.breach_records import sequence_of
 from sla_pipeline_tests.integration.kafka.topic_administration import expire
@@ -32,15 +33,16 @@ pytestmark = pytest.mark.usefixtures("environment_of_commands")
 def published(support: Support, cycle: Cycle) -> list[str]:
     """Five tickets whose events are out."""
     ids = make_tickets(support, 5, **FIRST_RESPONSE_OVERDUE)
-    assert cycle().published == 5
+    assert cycle().published_count == 5
     return ids
 
 
 def _mark_only(support: Support, database: Database, count: int) -> list[str]:
     """Tickets that are marked and whose events wait: the process died before it published."""
     ids = make_tickets(support, count, **FIRST_RESPONSE_OVERDUE)
-    marked = mark_breached(database, claim_overdue(database, SimulatedClock(NOW), CycleInput(), run_id="died"))
-    assert marked.totals.processed == count
+    claim = claim_overdue(database, SimulatedClock(NOW), CycleInput(), run_id="died")
+    mark_breached(database, claim)
+    assert claim.totals.processed_count == count
     return ids
 
 
@@ -82,7 +84,7 @@ def test_the_relays_table_is_made_again_and_publishing_goes_on(
     assert _run("migrate", "--no-topics") == (0, "database: migrated\n")
     fresh = make_ticket(support, **FIRST_RESPONSE_OVERDUE)
     report = cycle()
-    assert (report.errors, report.processed, report.published) == ([], 1, 3)
+    assert (report.errors, report.processed_count, report.published_count) == ([], 1, 3)
     sent = _sent(kafka_settings)
     assert sorted(sent) == list(range(1, 9))
     assert set(sent.values()) == {*published, *waiting, fresh}
@@ -107,7 +109,7 @@ def test_lost_records_are_written_back_and_a_flag_that_was_reset_sends_nothing(
     change(support, published[2], sla_breached=False)
     fresh = make_ticket(support, **FIRST_RESPONSE_OVERDUE)
     report = cycle()
-    assert (report.processed, report.published) == (2, 0)
+    assert (report.processed_count, report.published_count) == (2, 0)
     assert "Kafka's progress is at sequence 5, but Postgres has handed out only 2" in report.errors[0]
     before = _sent(kafka_settings)
 
@@ -119,7 +121,7 @@ def test_lost_records_are_written_back_and_a_flag_that_was_reset_sends_nothing(
     )
     change(support, published[3], sla_breached=False)
     report = cycle()
-    assert (report.errors, report.processed, report.remarked, report.published) == ([], 1, 1, 1)
+    assert (report.errors, report.processed_count, report.flags_restored_count, report.published_count) == ([], 1, 1, 1)
     assert _sent(kafka_settings) == {**before, 6: fresh}
     assert _faults() == {}
 
@@ -136,7 +138,7 @@ def test_marks_whose_records_were_lost_before_they_were_published_are_counted_an
     (reset, _) = _statements()
     support.execute(reset.encode())
     report = cycle()
-    assert (report.errors, report.processed, report.published) == ([], 3, 3)
+    assert (report.errors, report.processed_count, report.published_count) == ([], 3, 3)
     sent = _sent(kafka_settings)
     assert {seq: ticket for seq, ticket in sent.items() if seq <= 5} == before
     assert sorted(sent) == list(range(1, 9))
@@ -156,7 +158,7 @@ def test_records_lost_before_anything_was_published_leave_marks_without_a_record
     assert "Postgres and Kafka agree" in _run("recover")[1]
     (reset, _) = _statements()
     support.execute(reset.encode())
-    assert cycle().published == 3
+    assert cycle().published_count == 3
     assert set(_sent(kafka_settings).values()) == set(waiting)
     assert _faults() == {}
 
@@ -166,7 +168,7 @@ def test_where_the_topic_has_forgotten_its_beginning_a_statement_tells_recovery_
 ) -> None:
     """Records whose events have expired are nowhere any more; those that are still there are written back."""
     later = make_tickets(support, 20, **FIRST_RESPONSE_OVERDUE)
-    assert cycle().published == 20
+    assert cycle().published_count == 20
     first = min((event for event in read_events(kafka_settings)), key=sequence_of)
     expire(kafka_settings, {first.partition: first.offset + 1})
     still_there = _sent(kafka_settings)
@@ -182,7 +184,7 @@ def test_where_the_topic_has_forgotten_its_beginning_a_statement_tells_recovery_
     support.execute(place.replace("START", start[1]).encode())
     assert _run("recover", "--yes")[0] == 0
     fresh = make_ticket(support, **FIRST_RESPONSE_OVERDUE)
-    assert cycle().published == 1
+    assert cycle().published_count == 1
     assert _sent(kafka_settings) == {**still_there, 26: fresh}
     # those marks are as old as what housekeeping has deleted
     assert _faults() == {}

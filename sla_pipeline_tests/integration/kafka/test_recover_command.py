@@ -44,7 +44,7 @@ def test_it_repairs_on_confirmation_only(
     kafka_settings: KafkaSettings, records: BreachRecords, publish: Publish
 ) -> None:
     records.add(3)
-    assert publish(kafka_settings).published == 3
+    assert publish(kafka_settings).published_count == 3
     delete_topic(kafka_settings, kafka_settings.progress_topic)
     create_topic(kafka_settings, kafka_settings.progress_topic, config={"cleanup.policy": "compact"})
     records.add(2)
@@ -56,7 +56,7 @@ def test_it_repairs_on_confirmation_only(
         publish(kafka_settings)
 
     assert CliRunner().invoke(app, ["recover"], input="y\n").exit_code == 0
-    assert publish(kafka_settings).published == 2
+    assert publish(kafka_settings).published_count == 2
     assert "Postgres and Kafka agree" in CliRunner().invoke(app, ["recover"]).output
 
 
@@ -108,7 +108,7 @@ def test_the_lost_position_and_the_missing_events_are_two_questions(
     assert "repaired; now the missing events" in output
     assert sequences(kafka_settings) == list(range(1, published + 1))
     records.add(1)
-    assert publish(kafka_settings).published == 1
+    assert publish(kafka_settings).published_count == 1
 
 
 def test_what_cannot_be_decided_has_an_exit_code_of_its_own(

@@ -2,15 +2,16 @@
 
 import pytest
 
-from sla_pipeline.cycle import PublishTotals
+from sla_pipeline.cycle import CycleTotals
 from sla_pipeline.errors import FailClosed, PublisherBusy
 from sla_pipeline.kafka.clients import TransactionalProducer
 from sla_pipeline.kafka.events import read_events
-from sla_pipeline.kafka.published import published_record
-from sla_pipeline.kafka.recovery import Diagnosis, State, diagnose, repair
 from sla_pipeline.kafka.settings import KafkaSettings
 from sla_pipeline.kafka.topics import create_topics
-from sla_pipeline.postgres.rebase import RepairablePostgresOutbox
+from sla_pipeline.recovery.diagnosis import Diagnosis, State
+from sla_pipeline.recovery.outbox_repair import RepairableOutbox
+from sla_pipeline.recovery.repair import diagnose, repair
+from sla_pipeline.recovery.topic_contents import published_record
 from sla_pipeline_tests.integration.kafka.breach_records import BreachRecords, sequence_of
 from sla_pipeline_tests.integration.kafka.conftest import OutboxFactory, Publish
 from sla_pipeline_tests.integration.kafka.publisher_process import run_until_killed
@@ -23,7 +24,7 @@ def lose_progress(settings: KafkaSettings) -> None:
     create_topic(settings, settings.progress_topic, config={"cleanup.policy": "compact"})
 
 
-def assert_repaired(settings: KafkaSettings, outbox: RepairablePostgresOutbox, expected: State) -> Diagnosis:
+def assert_repaired(settings: KafkaSettings, outbox: RepairableOutbox, expected: State) -> Diagnosis:
     """Diagnosis and repair find ``expected``; afterwards all agrees."""
     assert diagnose(settings, outbox).state is expected
     found = repair(settings, outbox, run_id="recover")
@@ -33,14 +34,14 @@ def assert_repaired(settings: KafkaSettings, outbox: RepairablePostgresOutbox, e
 
 
 def test_a_healthy_installation_is_left_as_it_is(
-    kafka_settings: KafkaSettings, records: BreachRecords, publish: Publish, outbox: RepairablePostgresOutbox
+    kafka_settings: KafkaSettings, records: BreachRecords, publish: Publish, outbox: RepairableOutbox
 ) -> None:
     records.add(10)
     publish(kafka_settings)
     records.add(5)
     found = assert_repaired(kafka_settings, outbox, State.AGREED)
     assert (found.common_seq, found.position, found.last_seq, found.topic_count) == (10, 10, 15, 10)
-    assert publish(kafka_settings) == PublishTotals(published=5, transactions=1)
+    assert publish(kafka_settings) == CycleTotals(published_count=5, transaction_count=1)
     records.assert_each_published_once_in_order(kafka_settings)
 
 
@@ -48,7 +49,7 @@ def test_a_lost_progress_topic(
     kafka_settings: KafkaSettings,
     records: BreachRecords,
     publish: Publish,
-    outbox: RepairablePostgresOutbox,
+    outbox: RepairableOutbox,
     worker_url: str,
 ) -> None:
     """The worst moment for it: Postgres does not know yet that the last transaction is out."""
@@ -61,12 +62,12 @@ def test_a_lost_progress_topic(
     assert records.positions() == (10, 25)
     found = assert_repaired(kafka_settings, outbox, State.PROGRESS_LOST)
     assert found.position == 20
-    assert publish(kafka_settings) == PublishTotals(published=5, transactions=1)
+    assert publish(kafka_settings) == CycleTotals(published_count=5, transaction_count=1)
     records.assert_each_published_once_in_order(kafka_settings)
 
 
 def test_both_topics_lost_leave_postgres_as_the_witness(
-    kafka_settings: KafkaSettings, records: BreachRecords, publish: Publish, outbox: RepairablePostgresOutbox
+    kafka_settings: KafkaSettings, records: BreachRecords, publish: Publish, outbox: RepairableOutbox
 ) -> None:
     """The position first; whether the events are published again is a decision of its own."""
     records.add(10)
@@ -77,7 +78,7 @@ def test_both_topics_lost_leave_postgres_as_the_witness(
     create_topics(kafka_settings)
     found = repair(kafka_settings, outbox, run_id="recover")
     assert (found.state, found.position, found.missing) == (State.PROGRESS_LOST, 10, (range(1, 11),))
-    assert publish(kafka_settings) == PublishTotals(published=5, transactions=1)
+    assert publish(kafka_settings) == CycleTotals(published_count=5, transaction_count=1)
     assert sorted(int(event.headers["outbox-seq"]) for event in read_events(kafka_settings)) == [11, 12, 13, 14, 15]
     assert assert_repaired(kafka_settings, outbox, State.EVENTS_MISSING).missing == (range(1, 11),)
     assert sorted(int(event.headers["outbox-seq"]) for event in read_events(kafka_settings)) == list(range(1, 16))
@@ -88,7 +89,7 @@ def test_a_topic_that_another_program_filled_before(
     kafka_settings: KafkaSettings,
     records: BreachRecords,
     publish: Publish,
-    outbox: RepairablePostgresOutbox,
+    outbox: RepairableOutbox,
 ) -> None:
     """A first installation beside an older publisher: creation refuses, the operator adopts the topic."""
     settings = KafkaSettings(kafka_bootstrap, f"{kafka_settings.topic}.adopted")
@@ -105,7 +106,7 @@ def test_a_topic_that_another_program_filled_before(
         create_topics(settings)
     records.add(3)
     assert assert_repaired(settings, outbox, State.PROGRESS_LOST).foreign_count == 1
-    assert publish(settings) == PublishTotals(published=3, transactions=1)
+    assert publish(settings) == CycleTotals(published_count=3, transaction_count=1)
 
 
 @pytest.mark.parametrize("progress_too", [False, True], ids=["progress intact", "progress lost too"])
@@ -115,7 +116,7 @@ def test_a_database_restored_from_a_backup_that_went_on(
     kafka_settings: KafkaSettings,
     records: BreachRecords,
     publish: Publish,
-    outbox: RepairablePostgresOutbox,
+    outbox: RepairableOutbox,
 ) -> None:
     """Twenty are out; the backup knows twelve; since then five of the lost tickets were marked again, amid seven new
     ones.
@@ -140,24 +141,24 @@ def test_a_database_restored_from_a_backup_that_went_on(
     assert after[:20] == before
     assert [ticket_id for _, ticket_id, _ in after[20:]] == new_tickets
     assert records.positions() == (20, 27)
-    assert publish(kafka_settings) == PublishTotals(published=7, transactions=1)
+    assert publish(kafka_settings) == CycleTotals(published_count=7, transaction_count=1)
     records.assert_each_published_once_in_order(kafka_settings)
 
 
 def test_a_database_that_is_merely_behind(
-    kafka_settings: KafkaSettings, records: BreachRecords, publish: Publish, outbox: RepairablePostgresOutbox
+    kafka_settings: KafkaSettings, records: BreachRecords, publish: Publish, outbox: RepairableOutbox
 ) -> None:
     records.add(20)
     publish(kafka_settings)
     records.rewind(0)
     assert assert_repaired(kafka_settings, outbox, State.DATABASE_REWOUND).lost_count == 20
     records.add(1)
-    assert publish(kafka_settings) == PublishTotals(published=1, transactions=1)
+    assert publish(kafka_settings) == CycleTotals(published_count=1, transaction_count=1)
     records.assert_each_published_once_in_order(kafka_settings)
 
 
 def test_events_that_are_gone_from_the_topic_are_not_guessed(
-    kafka_settings: KafkaSettings, records: BreachRecords, publish: Publish, outbox: RepairablePostgresOutbox
+    kafka_settings: KafkaSettings, records: BreachRecords, publish: Publish, outbox: RepairableOutbox
 ) -> None:
     records.add(20)
     publish(kafka_settings)
@@ -172,7 +173,7 @@ def test_events_that_are_gone_from_the_topic_are_not_guessed(
 
 
 def test_events_that_expire_between_diagnosis_and_confirmation_change_nothing(
-    kafka_settings: KafkaSettings, records: BreachRecords, publish: Publish, outbox: RepairablePostgresOutbox
+    kafka_settings: KafkaSettings, records: BreachRecords, publish: Publish, outbox: RepairableOutbox
 ) -> None:
     records.add(20)
     publish(kafka_settings)
@@ -193,7 +194,7 @@ def test_events_that_expire_between_the_two_readings_of_a_repair_change_nothing(
     kafka_settings: KafkaSettings,
     records: BreachRecords,
     publish: Publish,
-    outbox: RepairablePostgresOutbox,
+    outbox: RepairableOutbox,
 ) -> None:
     """The first reading saw them all, so the repair looks possible; the second is the one that writes."""
     records.add(20)
@@ -238,7 +239,7 @@ def test_postgres_takes_back_a_whole_run_of_sequences_only(
     told: str,
     kafka_settings: KafkaSettings,
     records: BreachRecords,
-    outbox: RepairablePostgresOutbox,
+    outbox: RepairableOutbox,
 ) -> None:
     records.add(20)
     lost = {record.seq: published_record(record, "") for record in outbox.records_from(13, 6)}
@@ -246,21 +247,21 @@ def test_postgres_takes_back_a_whole_run_of_sequences_only(
     records.add(2, run_id="after-restore")
     before, positions = records.expected(), records.positions()
     with pytest.raises(FailClosed, match=told):
-        outbox.rebase([lost[seq] for seq in sequences], common_seq=12, last_seq=17)
+        outbox.write_back([lost[seq] for seq in sequences], common_seq=12, last_seq=17)
     assert (records.expected(), records.positions()) == (before, positions)
     # a later attempt of the same session finds no remains of it
-    outbox.rebase([lost[seq] for seq in (17, 13, 15, 14, 16)], common_seq=12, last_seq=17)
+    outbox.write_back([lost[seq] for seq in (17, 13, 15, 14, 16)], common_seq=12, last_seq=17)
     assert records.positions() == (17, 19)
 
 
 def test_a_lost_record_whose_ticket_has_an_older_one_is_not_written_back(
-    records: BreachRecords, outbox: RepairablePostgresOutbox
+    records: BreachRecords, outbox: RepairableOutbox
 ) -> None:
     records.add(3)
     first = outbox.records_from(1, 1)[0]
     before = records.expected()
     with pytest.raises(FailClosed, match="cannot be written back: UniqueViolation"):
-        outbox.rebase([published_record(first._replace(seq=3), "")], common_seq=2, last_seq=3)
+        outbox.write_back([published_record(first._replace(seq=3), "")], common_seq=2, last_seq=3)
     assert records.expected() == before
 
 
@@ -275,7 +276,7 @@ def first_partition_of(settings: KafkaSettings, *, above: int) -> int:
 
 
 def test_a_publisher_at_work_is_not_disturbed_by_a_diagnosis(
-    kafka_settings: KafkaSettings, outbox: RepairablePostgresOutbox, outbox_factory: OutboxFactory
+    kafka_settings: KafkaSettings, outbox: RepairableOutbox, outbox_factory: OutboxFactory
 ) -> None:
     with outbox_factory() as publisher:
         assert publisher.try_lock()

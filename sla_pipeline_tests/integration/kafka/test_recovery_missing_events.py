@@ -10,19 +10,21 @@ from confluent_kafka import Producer
 
 from sla_pipeline.audit.findings import AuditReport, Severity
 from sla_pipeline.audit.verify import verify
-from sla_pipeline.cycle import PublishTotals
+from sla_pipeline.cycle import CycleTotals
 from sla_pipeline.errors import FailClosed, PublisherFenced
 from sla_pipeline.event import REPUBLISHED_HEADER, event_headers, event_key
-from sla_pipeline.kafka import recovery, republish
 from sla_pipeline.kafka.clients import TransactionalProducer
 from sla_pipeline.kafka.deadline import Deadline
 from sla_pipeline.kafka.events import ReceivedEvent, read_events
 from sla_pipeline.kafka.progress import PROGRESS_KEY, Progress, ProgressReader, write_progress
-from sla_pipeline.kafka.recovery import State, diagnose, repair
 from sla_pipeline.kafka.settings import KafkaSettings
 from sla_pipeline.postgres import outbox as outbox_module
-from sla_pipeline.postgres.rebase import RepairablePostgresOutbox
 from sla_pipeline.postgres.session import PostgresSettings
+from sla_pipeline.recovery import repair as recovery
+from sla_pipeline.recovery import republish
+from sla_pipeline.recovery.diagnosis import State
+from sla_pipeline.recovery.outbox_repair import RepairableOutbox
+from sla_pipeline.recovery.repair import diagnose, repair
 from sla_pipeline_tests.integration.kafka.breach_records import BreachRecords, sequence_of
 from sla_pipeline_tests.integration.kafka.conftest import Publish
 from sla_pipeline_tests.integration.kafka.publisher_process import run_until_killed
@@ -68,7 +70,7 @@ def test_the_event_topic_made_anew_between_produce_and_commit(
     kafka_settings: KafkaSettings,
     records: BreachRecords,
     publish: Publish,
-    outbox: RepairablePostgresOutbox,
+    outbox: RepairableOutbox,
     audit: Callable[[], AuditReport],
 ) -> None:
     """Twenty events are gone, and the transaction commits: Postgres and the progress record agree that they are
@@ -78,7 +80,7 @@ def test_the_event_topic_made_anew_between_produce_and_commit(
     totals = publish(
         kafka_settings, on_step=lambda name: recreate_event_topic(kafka_settings) if name == step else None
     )
-    assert totals == PublishTotals(published=20, transactions=1)
+    assert totals == CycleTotals(published_count=20, transaction_count=1)
     assert found(audit(), Severity.FAULT) == lost(20)
 
     before = progress_of(kafka_settings)
@@ -96,7 +98,7 @@ def test_the_event_topic_made_anew_between_produce_and_commit(
     assert after is not None
     assert (after.seq, after.digest, after.count, after.run) == (20, before.digest, 0, "recover-1")
     records.add(5)
-    assert publish(kafka_settings) == PublishTotals(published=5, transactions=1)
+    assert publish(kafka_settings) == CycleTotals(published_count=5, transaction_count=1)
     records.assert_each_published_once_in_order(kafka_settings)
 
 
@@ -104,7 +106,7 @@ def test_a_publisher_killed_before_it_told_postgres(
     kafka_settings: KafkaSettings,
     records: BreachRecords,
     worker_url: str,
-    outbox: RepairablePostgresOutbox,
+    outbox: RepairableOutbox,
     audit: Callable[[], AuditReport],
 ) -> None:
     records.add(6)
@@ -122,7 +124,7 @@ def test_events_published_since_stand_before_those_published_again(
     kafka_settings: KafkaSettings,
     records: BreachRecords,
     publish: Publish,
-    outbox: RepairablePostgresOutbox,
+    outbox: RepairableOutbox,
     audit: Callable[[], AuditReport],
 ) -> None:
     """Nobody noticed for a while. The audit accepts the order because of the header, and shows how many there are."""
@@ -148,7 +150,7 @@ def test_a_rewound_database_and_missing_events_are_two_repairs(
     kafka_settings: KafkaSettings,
     records: BreachRecords,
     publish: Publish,
-    outbox: RepairablePostgresOutbox,
+    outbox: RepairableOutbox,
     audit: Callable[[], AuditReport],
 ) -> None:
     records.add(20)
@@ -167,14 +169,14 @@ def test_a_rewound_database_and_missing_events_are_two_repairs(
         (range(1, 21),),
     )
     assert repair(kafka_settings, outbox, run_id="recover").state is State.EVENTS_MISSING
-    assert publish(kafka_settings) == PublishTotals(published=2, transactions=1)
+    assert publish(kafka_settings) == CycleTotals(published_count=2, transaction_count=1)
     assert records.expected()[:30] == before
     assert_each_on_the_topic_once(kafka_settings, records)
     assert found(audit(), Severity.FAULT) == {}
 
 
 def test_what_is_lost_on_both_sides_is_not_guessed(
-    kafka_settings: KafkaSettings, records: BreachRecords, publish: Publish, outbox: RepairablePostgresOutbox
+    kafka_settings: KafkaSettings, records: BreachRecords, publish: Publish, outbox: RepairableOutbox
 ) -> None:
     records.add(20)
     publish(kafka_settings)
@@ -193,7 +195,7 @@ def test_events_that_have_expired_are_left_alone(
     kafka_settings: KafkaSettings,
     records: BreachRecords,
     publish: Publish,
-    outbox: RepairablePostgresOutbox,
+    outbox: RepairableOutbox,
     audit: Callable[[], AuditReport],
 ) -> None:
     records.add(20)
@@ -206,9 +208,7 @@ def test_events_that_have_expired_are_left_alone(
     assert list(read_events(kafka_settings)) == []
 
 
-def send(
-    settings: KafkaSettings, records: BreachRecords, outbox: RepairablePostgresOutbox, *, without: set[int]
-) -> None:
+def send(settings: KafkaSettings, records: BreachRecords, outbox: RepairableOutbox, *, without: set[int]) -> None:
     """Publishes by hand, record by record in turn to partitions 0, 1 and 2, and lets both positions state that all is
     published.
     """
@@ -229,7 +229,7 @@ def send(
 def test_only_what_is_above_the_first_events_kept_is_proven_to_be_missing(
     kafka_settings: KafkaSettings,
     records: BreachRecords,
-    outbox: RepairablePostgresOutbox,
+    outbox: RepairableOutbox,
     audit: Callable[[], AuditReport],
 ) -> None:
     """Partition 0 had 1, 4, 7, 10 and begins with 7 now: 2, which was never sent, may have stood there before; 11 can
@@ -253,7 +253,7 @@ def test_only_what_is_above_the_first_events_kept_is_proven_to_be_missing(
 def test_a_partition_that_has_lost_everything_proves_nothing(
     kafka_settings: KafkaSettings,
     records: BreachRecords,
-    outbox: RepairablePostgresOutbox,
+    outbox: RepairableOutbox,
     audit: Callable[[], AuditReport],
 ) -> None:
     records.add(12)
@@ -272,7 +272,7 @@ def test_events_published_again_do_not_count_as_the_first_of_their_partition(
     kafka_settings: KafkaSettings,
     records: BreachRecords,
     publish: Publish,
-    outbox: RepairablePostgresOutbox,
+    outbox: RepairableOutbox,
     audit: Callable[[], AuditReport],
 ) -> None:
     """1 to 20 stand behind 21 to 30; then everything before them expires: none of 21 to 30 is lost."""
@@ -339,7 +339,7 @@ def test_a_recovery_that_crashes_goes_on_where_it_was(
     left: range,
     kafka_settings: KafkaSettings,
     twenty_missing: BreachRecords,
-    outbox: RepairablePostgresOutbox,
+    outbox: RepairableOutbox,
     audit: Callable[[], AuditReport],
 ) -> None:
     with pytest.MonkeyPatch.context() as patched:
@@ -353,7 +353,7 @@ def test_a_recovery_that_crashes_goes_on_where_it_was(
 
 
 def test_a_second_recovery_keeps_the_first_from_going_on(
-    kafka_settings: KafkaSettings, twenty_missing: BreachRecords, outbox: RepairablePostgresOutbox
+    kafka_settings: KafkaSettings, twenty_missing: BreachRecords, outbox: RepairableOutbox
 ) -> None:
     """As when the lock in Postgres was lost unnoticed: the other one has taken over, and its progress record shows
     it.
@@ -371,7 +371,7 @@ def test_a_second_recovery_keeps_the_first_from_going_on(
 
 
 def test_a_lost_lock_ends_the_recovery(
-    kafka_settings: KafkaSettings, twenty_missing: BreachRecords, outbox: RepairablePostgresOutbox
+    kafka_settings: KafkaSettings, twenty_missing: BreachRecords, outbox: RepairableOutbox
 ) -> None:
     def lose_lock(done: int, total: int) -> None:
         if (done, total) == (8, 20):
@@ -384,7 +384,7 @@ def test_a_lost_lock_ends_the_recovery(
 
 
 def test_a_client_whose_queue_is_smaller_than_a_transaction(
-    kafka_settings: KafkaSettings, twenty_missing: BreachRecords, outbox: RepairablePostgresOutbox
+    kafka_settings: KafkaSettings, twenty_missing: BreachRecords, outbox: RepairableOutbox
 ) -> None:
     narrow = KafkaSettings(
         kafka_settings.bootstrap_servers, kafka_settings.topic, {"queue.buffering.max.messages": "2"}
@@ -416,7 +416,7 @@ def test_the_lock_is_kept_while_no_event_comes(
     blocker.begin_transaction()
     blocker.produce(kafka_settings.topic, b"foreign", b"foreign", partition=0)
     assert blocker.flush(20) == 0
-    outbox = RepairablePostgresOutbox(PostgresSettings(owner_url))
+    outbox = RepairableOutbox(PostgresSettings(owner_url))
     try:
         begun = datetime.now(UTC)
         assert diagnose(kafka_settings, outbox).state is State.AGREED

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 
-from sla_pipeline.cycle import PublishTotals
+from sla_pipeline.cycle import CycleTotals
 from sla_pipeline.errors import KafkaSetupError, KafkaUnavailable
 from sla_pipeline.kafka.events import ReceivedEvent, read_events
 from sla_pipeline.kafka.settings import KafkaSettings
@@ -45,7 +45,7 @@ def test_message_too_large(kafka_settings: KafkaSettings, records: BreachRecords
         assert records.positions() == (0, 121)
         assert seen_by_a_consumer(kafka_settings) == []
     set_topic_config(kafka_settings, kafka_settings.topic, "max.message.bytes", "1048588")
-    assert publish(kafka_settings) == PublishTotals(published=121, transactions=1)
+    assert publish(kafka_settings) == CycleTotals(published_count=121, transaction_count=1)
     records.assert_each_published_once_in_order(kafka_settings)
 
 
@@ -62,7 +62,7 @@ def test_message_too_large_for_the_client(
     published, handed_out = records.positions()
     assert (published in (0, 1, 2, 3), handed_out) == (True, 7)
     larger = KafkaSettings(kafka_settings.bootstrap_servers, kafka_settings.topic, {"message.max.bytes": "2000000"})
-    assert publish(larger).published == 7 - published
+    assert publish(larger).published_count == 7 - published
     records.assert_each_published_once_in_order(kafka_settings)
 
 
@@ -76,7 +76,7 @@ def test_delivery_fails_for_one(kafka_settings: KafkaSettings, records: BreachRe
     assert written_offsets(kafka_settings, kafka_settings.topic) > 0
     assert seen_by_a_consumer(kafka_settings) == []
     set_topic_config(kafka_settings, kafka_settings.topic, "max.message.bytes", "1048588")
-    assert publish(kafka_settings) == PublishTotals(published=41, transactions=1)
+    assert publish(kafka_settings) == CycleTotals(published_count=41, transaction_count=1)
     records.assert_each_published_once_in_order(kafka_settings)
 
 
@@ -86,7 +86,7 @@ def test_producer_queue_full(kafka_settings: KafkaSettings, records: BreachRecor
     small = KafkaSettings(
         kafka_settings.bootstrap_servers, kafka_settings.topic, {"queue.buffering.max.messages": "100"}
     )
-    assert publish(small) == PublishTotals(published=250, transactions=1)
+    assert publish(small) == CycleTotals(published_count=250, transaction_count=1)
     records.assert_each_published_once_in_order(kafka_settings)
 
 
@@ -143,7 +143,7 @@ def test_an_event_of_a_wrong_clock_is_refused_for_good(
     ):
         publish(kafka_settings)
     monkeypatch.undo()
-    assert publish(kafka_settings).published == 30
+    assert publish(kafka_settings).published_count == 30
     records.assert_each_published_once_in_order(kafka_settings)
 
 
@@ -159,5 +159,5 @@ def test_a_quota_that_holds_the_publisher_back_is_named(
     ):
         publish(held_back, seconds=4.0)
     set_producer_quota(kafka_settings, client_id, 100_000_000)
-    assert publish(held_back).published == 30
+    assert publish(held_back).published_count == 30
     records.assert_each_published_once_in_order(kafka_settings)

@@ -4,7 +4,7 @@ from typing import cast
 
 import pytest
 
-from sla_pipeline.cycle import PublishTotals
+from sla_pipeline.cycle import CycleTotals
 from sla_pipeline.errors import KafkaSetupError, PublisherBusy
 from sla_pipeline.kafka.deadline import Deadline
 from sla_pipeline.kafka.progress import Progress, ProgressReader, record_digest
@@ -37,7 +37,7 @@ def test_each_waiting_record_becomes_one_event_with_its_key_headers_and_payload(
     kafka_settings: KafkaSettings, records: BreachRecords, publish: Publish
 ) -> None:
     records.add(50, run_id="run-7")
-    assert publish(kafka_settings) == PublishTotals(published=50, transactions=1)
+    assert publish(kafka_settings) == CycleTotals(published_count=50, transaction_count=1)
     events = records.assert_each_published_once_in_order(kafka_settings)
     assert events[16].headers == {
         "event-type": b"TicketSlaBreachedKafkaEvent",
@@ -73,9 +73,9 @@ def test_leftovers_and_new_records_go_out_in_as_many_transactions_as_they_need(
     kafka_settings: KafkaSettings, records: BreachRecords, publish: Publish
 ) -> None:
     records.add(25)
-    assert publish(kafka_settings, transaction_limit=10) == PublishTotals(published=25, transactions=3)
+    assert publish(kafka_settings, transaction_limit=10) == CycleTotals(published_count=25, transaction_count=3)
     records.add(10)
-    assert publish(kafka_settings, transaction_limit=10) == PublishTotals(published=10, transactions=1)
+    assert publish(kafka_settings, transaction_limit=10) == CycleTotals(published_count=10, transaction_count=1)
     records.assert_each_published_once_in_order(kafka_settings)
 
 
@@ -83,7 +83,7 @@ def test_with_nothing_waiting_the_topics_are_checked_and_nothing_else_is_done(
     kafka_settings: KafkaSettings, records: BreachRecords, publish: Publish
 ) -> None:
     steps: list[str] = []
-    assert publish(kafka_settings, on_step=steps.append) == PublishTotals(published=0, transactions=0)
+    assert publish(kafka_settings, on_step=steps.append) == CycleTotals(published_count=0, transaction_count=0)
     assert steps == []
     with pytest.raises(KafkaSetupError, match="topic no-such-topic does not exist"):
         publish(KafkaSettings(kafka_settings.bootstrap_servers, topic="no-such-topic"))
@@ -106,7 +106,7 @@ def test_records_written_while_publishing_are_published_by_the_same_call(
         if step == "flushed" and (count := next(late, 0)):
             records.add(count)
 
-    assert publish(kafka_settings, on_step=add_late) == PublishTotals(published=7, transactions=2)
+    assert publish(kafka_settings, on_step=add_late) == CycleTotals(published_count=7, transaction_count=2)
     records.assert_each_published_once_in_order(kafka_settings)
 
 
@@ -119,7 +119,7 @@ def test_a_second_publisher_waits_a_bounded_time_for_the_lock(
         with pytest.raises(PublisherBusy, match=r"held the relay's lock in Postgres for more than 0.3 s"):
             relay.publish(outbox, run_id="second")
         holder.unlock()
-        assert relay.publish(outbox, run_id="second").published == 1
+        assert relay.publish(outbox, run_id="second").published_count == 1
 
 
 def test_the_lock_is_given_back_after_an_error_and_after_a_success(

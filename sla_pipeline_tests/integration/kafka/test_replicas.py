@@ -18,8 +18,8 @@ from sla_pipeline_tests.conftest import BrokerFactory
 from sla_pipeline_tests.integration.kafka.breach_records import BreachRecords
 from sla_pipeline_tests.integration.kafka.conftest import Publish
 from sla_pipeline_tests.integration.kafka.topic_administration import create_topic, set_topic_config
-from sla_pipeline_tests.integration.kafka.waiting import wait_until
 from sla_pipeline_tests.shared_servers import server_folder
+from sla_pipeline_tests.waiting import wait_until
 
 # each starts a broker or two, which takes a busy machine a minute
 pytestmark = pytest.mark.timeout(400)
@@ -93,7 +93,7 @@ def test_a_broker_that_is_away_is_named_before_the_first_event_and_after_a_failu
 
     second.start()
     wait_until(lambda: takes_records(settings), what="the replicas to catch up")
-    assert publish(settings).published == 5
+    assert publish(settings).published_count == 5
     records.assert_each_published_once_in_order(settings)
 
 

@@ -10,7 +10,7 @@ import pytest
 from sla_pipeline.cycle import SimulatedClock
 from sla_pipeline.kafka.relay import Relay
 from sla_pipeline.monitor.runner import run_cycle
-from sla_pipeline.monitor.steps import Database
+from sla_pipeline.postgres.database import Database
 from sla_pipeline_tests.conftest import BrokerFactory
 from sla_pipeline_tests.integration.kafka.breach_records import BreachRecords
 from sla_pipeline_tests.integration.kafka.conftest import Publish
@@ -41,7 +41,7 @@ def test_every_cycle_publishes_what_the_link_carries_until_the_backlog_is_gone(
         link.bytes_per_second = bytes_per_second
         while sum(published for published, _ in cycles) < count:
             began = time.monotonic()
-            published = publish(settings, seconds=seconds).published
+            published = publish(settings, seconds=seconds).published_count
             cycles.append((published, round(time.monotonic() - began, 1)))
             assert published > 0, cycles
             assert cycles[-1][1] <= seconds, cycles
@@ -68,7 +68,7 @@ def test_a_link_that_becomes_slower_within_a_transaction_is_tried_again_with_les
         began = time.monotonic()
         totals = publish(settings, on_step=slow_down)
         assert time.monotonic() - began < 21
-        assert (totals.transactions, totals.published > 0) == (1, True)
+        assert (totals.transaction_count, totals.published_count > 0) == (1, True)
         link.bytes_per_second = 0
         publish(settings)
         records.assert_each_published_once_in_order(settings)
@@ -86,7 +86,7 @@ def test_a_cycle_with_a_broker_that_answers_each_call_late_ends_within_thirty_se
             report = run_cycle(database, relay, clock=SimulatedClock(NOW))
             assert time.monotonic() - began < 30, delay_seconds
             relay.close()
-            figures = f"published {report.published}, {report.publish_ms:.0f} ms, {report.errors}"
+            figures = f"published {report.published_count}, {report.publish_ms:.0f} ms, {report.errors}"
             print(f"\nanswers {delay_seconds} s late: {figures}")  # noqa: T201
         link.answer_delay_seconds = 0
         run_cycle(database, relay, clock=SimulatedClock(NOW)).raise_if_failed()

@@ -6,7 +6,7 @@ import time
 import pytest
 from confluent_kafka.admin import AdminClient
 
-from sla_pipeline.cycle import PublishTotals
+from sla_pipeline.cycle import CycleTotals
 from sla_pipeline.errors import KafkaSetupError
 from sla_pipeline.kafka.clients import ClientReports, open_admin
 from sla_pipeline.kafka.deadline import Deadline
@@ -20,7 +20,7 @@ from sla_pipeline_tests.integration.kafka.topic_administration import (
     set_topic_config,
     written_offsets,
 )
-from sla_pipeline_tests.integration.kafka.waiting import wait_until
+from sla_pipeline_tests.waiting import wait_until
 
 
 def test_creating_twice_writes_one_first_record(kafka_settings: KafkaSettings) -> None:
@@ -38,7 +38,7 @@ def test_a_crash_between_creating_and_the_first_record_is_mended_by_the_next_cal
     create_topic(settings, settings.progress_topic, config={"cleanup.policy": "compact"})
     create_topics(settings)
     records.add(3)
-    assert publish(settings) == PublishTotals(published=3, transactions=1)
+    assert publish(settings) == CycleTotals(published_count=3, transaction_count=1)
 
 
 def test_creating_beside_a_running_publisher_does_not_disturb_it(
@@ -50,7 +50,7 @@ def test_creating_beside_a_running_publisher_does_not_disturb_it(
         if step in ("fenced", "flushed"):
             create_topics(kafka_settings)
 
-    assert publish(kafka_settings, on_step=create) == PublishTotals(published=3, transactions=1)
+    assert publish(kafka_settings, on_step=create) == CycleTotals(published_count=3, transaction_count=1)
 
 
 def test_the_check_tells_the_event_topic_as_it_is(kafka_settings: KafkaSettings) -> None:
@@ -106,7 +106,7 @@ def test_progress_topic_misconfigured(
         publish(kafka_settings)
     assert written_offsets(kafka_settings, kafka_settings.topic) == 0
     follow_remedy(kafka_settings, raised.value)
-    assert publish(kafka_settings).published == 1
+    assert publish(kafka_settings).published_count == 1
 
 
 def test_progress_topic_with_several_partitions_is_refused(kafka_bootstrap: str, kafka_settings: KafkaSettings) -> None:
@@ -153,7 +153,7 @@ def test_a_topic_that_refuses_events_is_found_before_the_first_event_and_mended_
         publish(kafka_settings)
     follow_remedy(kafka_settings, raised.value)
     records.add(3)
-    assert publish(kafka_settings).published == 3
+    assert publish(kafka_settings).published_count == 3
 
 
 def test_an_event_topic_that_would_lose_events_is_mended_by_the_remedy(kafka_settings: KafkaSettings) -> None:
@@ -177,7 +177,7 @@ def test_settings_that_refuse_nothing(
     for topic in (kafka_settings.topic, kafka_settings.progress_topic):
         set_topic_config(kafka_settings, topic, name, value)
     records.add(20)
-    assert publish(kafka_settings).published == 20
+    assert publish(kafka_settings).published_count == 20
     records.assert_each_published_once_in_order(kafka_settings)
 
 

@@ -23,7 +23,7 @@ from sla_pipeline.kafka.clients import ClientReports, open_admin
 from sla_pipeline.kafka.deadline import Deadline
 from sla_pipeline.kafka.settings import KafkaSettings
 from sla_pipeline.kafka.topics import end_offsets
-from sla_pipeline_tests.integration.kafka.waiting import wait_until
+from sla_pipeline_tests.waiting import wait_until
 
 
 def _admin(settings: KafkaSettings) -> AdminClient:

@@ -20,7 +20,7 @@ from sla_pipeline.cycle import CycleInput, SimulatedClock
 from sla_pipeline.kafka.relay import Relay
 from sla_pipeline.kafka.settings import KafkaSettings
 from sla_pipeline.monitor.runner import run_cycle
-from sla_pipeline.monitor.steps import Database
+from sla_pipeline.postgres.database import Database
 from sla_pipeline.postgres.session import PostgresSettings
 from sla_pipeline_tests.tickets import NOW
 
@@ -110,7 +110,7 @@ def main(argument: str) -> None:
             on_step=on_step,
         )
     database.close()
-    sys.stdout.write(json.dumps(asdict(report), default=str))
+    sys.stdout.write(json.dumps(report.as_dict(), default=str))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from sla_pipeline.errors import ConfigurationError, PostgresSetupError, Postgres
 from sla_pipeline.kafka.relay import Relay
 from sla_pipeline.kafka.settings import KafkaSettings
 from sla_pipeline.monitor.runner import run_cycle
-from sla_pipeline.monitor.steps import Database
+from sla_pipeline.postgres.database import Database
 from sla_pipeline.postgres.session import PostgresSettings
 from sla_pipeline.postgres.settings import single_runner_from_environment
 from sla_pipeline_tests.integration.conftest import Cycle

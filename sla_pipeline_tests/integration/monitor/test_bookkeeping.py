@@ -19,7 +19,7 @@ def test_a_journal_that_cannot_be_written(right: str, support: Support, cycle: C
     tickets = make_tickets(support, 20, **FIRST_RESPONSE_OVERDUE)
     support.execute(f"revoke {right} on support.ticket_sla_cycles from sla_worker")
     report = cycle(CycleInput(batch_size=5))
-    assert (report.processed, report.published, report.backlog, report.fault) == (20, 20, 0, None)
+    assert (report.processed_count, report.published_count, report.backlog_count, report.fault) == (20, 20, 0, None)
     assert breached_ids(support) == set(tickets)
     assert [event.ticket_id for event in events()] == tickets
     assert report.errors
@@ -45,7 +45,7 @@ def test_rows_that_cannot_be_set_aside(fault: str, right: str, support: Support,
     good = make_tickets(support, 20, **FIRST_RESPONSE_OVERDUE)
     support.execute(fault.format(right))
     report = cycle(CycleInput(batch_size=5))
-    assert (report.processed, report.published, report.backlog, report.fault) == (20, 20, 1, None)
+    assert (report.processed_count, report.published_count, report.backlog_count, report.fault) == (20, 20, 1, None)
     assert breached_ids(support) == set(good)
     assert [event.ticket_id for event in events()] == good
     assert any(

@@ -10,8 +10,8 @@ from sla_pipeline.cycle import Claim, CycleInput, SimulatedClock
 from sla_pipeline.errors import PostgresBusy, UnexpectedFault
 from sla_pipeline.kafka.relay import Relay
 from sla_pipeline.monitor import batches, steps
-from sla_pipeline.monitor.steps import Database
 from sla_pipeline.postgres import session, tickets
+from sla_pipeline.postgres.database import Database
 from sla_pipeline.postgres.migrate import upgrade
 from sla_pipeline_tests.integration.conftest import Cycle, Events
 from sla_pipeline_tests.tickets import (
@@ -57,8 +57,9 @@ def test_ten_thousand_updates_that_run_into_the_time_out(
 
     report = cycle()
 
-    assert (report.processed, report.published, report.backlog) == (0, 1, 10_000)
+    assert (report.processed_count, report.published_count, report.backlog_count) == (0, 1, 10_000)
     # two batches, then single tickets, each at most the time-out, and the share of the cycle
+    assert report.mark_ms is not None
     assert report.mark_ms < 10_000
     assert [event.ticket_id for event in events()] == [waiting]
     (left,) = [error for error in report.errors if "are left to the next cycle" in error]
@@ -98,14 +99,14 @@ def test_a_lock_on_the_rows_of_one_queue(
 
     report = cycle(CycleInput(batch_size=100))
 
-    assert (report.processed, report.published, report.backlog) == (300, 300, 300)
+    assert (report.processed_count, report.published_count, report.backlog_count) == (300, 300, 300)
     assert breached_ids(support) == set(free)
     assert {event.ticket_id for event in events()} == set(free)
     (left,) = [error for error in report.errors if "are left to the next cycle" in error]
     assert "canceling statement due to lock timeout (55P03)" in left
     operator.rollback()
     clock.moment += HOUR
-    assert cycle().processed == 300
+    assert cycle().processed_count == 300
     assert breached_ids(support) == {*free, *held}
 
 
@@ -116,7 +117,7 @@ def test_a_claim_that_fails_does_not_hold_back_what_waits(
     operator.execute("lock table support.tickets in access exclusive mode")
     report = cycle()
     operator.rollback()
-    assert report.published == 1
+    assert report.published_count == 1
     assert [event.ticket_id for event in events()] == [waiting]
     assert [error.split(" failed: ")[0] for error in report.errors] == [
         "bookkeeping in support.ticket_sla_set_aside",
@@ -134,7 +135,7 @@ def test_a_missing_relay_row_is_named_and_migrate_restores_it(
     cycle(CycleInput(batch_size=5, max_batches_per_cycle=2))
     support.execute("delete from support.ticket_sla_relay")
     report = cycle()
-    assert (report.processed, report.published, report.backlog) == (0, 0, 10)
+    assert (report.processed_count, report.published_count, report.backlog_count) == (0, 0, 10)
     assert [error.split(" failed: ")[0] for error in report.errors] == ["marking", "publishing"]
     assert all("support.ticket_sla_relay has no row with id 1" in error for error in report.errors)
     assert all(error.split("`")[1] == "sla-pipeline migrate" for error in report.errors)
@@ -169,9 +170,9 @@ def test_an_unforeseen_error_in_any_step_ends_in_a_closed_journal_row(
     assert "unexpected KeyError while " in report.errors[0]
     assert _PLANTED not in report.errors[0] + str([vars(record) for record in logged])
     assert {record.__dict__["jobRunId"] for record in logged if record.levelno == logging.ERROR} == {report.run_id}
-    assert report.processed == (0 if step in ("claim", "mark") else 3)
-    assert report.published == {"claim": 1, "mark": 1, "publish": 0, "close": 4}[step]
-    assert report.backlog == {"claim": 3, "mark": 3, "publish": 0, "close": None}[step]
+    assert report.processed_count == (0 if step in ("claim", "mark") else 3)
+    assert report.published_count == {"claim": 1, "mark": 1, "publish": 0, "close": 4}[step]
+    assert report.backlog_count == {"claim": 3, "mark": 3, "publish": 0, "close": None}[step]
     assert support.execute(
         "select state, error_count from support.ticket_sla_cycles order by id desc limit 1"
     ).fetchone() == ("failed", 1)

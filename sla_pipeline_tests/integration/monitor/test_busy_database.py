@@ -29,7 +29,13 @@ def test_a_batch_that_waits_too_long_is_tried_again_in_pieces(
                 operator.rollback()
 
     report = cycle(CycleInput(batch_size=10), on_step=sequence_is_held_for_one_batch)
-    assert (report.processed, report.published, report.batches, report.backlog, report.errors) == (20, 20, 2, 0, [])
+    assert (
+        report.processed_count,
+        report.published_count,
+        report.batch_count,
+        report.backlog_count,
+        report.errors,
+    ) == (20, 20, 2, 0, [])
     assert breached_ids(support) == set(tickets)
     # the tickets of the batch that failed come behind, in pieces
     assert [event.ticket_id for event in events()] == tickets[10:] + tickets[:10]
@@ -49,7 +55,7 @@ def test_a_position_that_cannot_be_noted_ends_the_publishing_not_the_cycle(
 
     report = cycle(on_step=relay_row_is_held)
     operator.rollback()
-    assert (report.processed, report.published, report.backlog) == (10, 10, 0)
+    assert (report.processed_count, report.published_count, report.backlog_count) == (10, 10, 0)
     assert len(report.errors) == 1
     assert report.errors[0].startswith(
         "publishing failed: canceling statement due to lock timeout (55P03) in database "
@@ -60,7 +66,7 @@ def test_a_position_that_cannot_be_noted_ends_the_publishing_not_the_cycle(
     assert support.execute("select published_seq, last_seq from support.ticket_sla_relay").fetchall() == [(0, 10)]
 
     following = cycle()
-    assert (following.published, following.errors) == (0, [])
+    assert (following.published_count, following.errors) == (0, [])
     assert support.execute("select published_seq, last_seq from support.ticket_sla_relay").fetchall() == [(10, 10)]
     assert [event.ticket_id for event in events()] == tickets
 
@@ -95,10 +101,10 @@ def test_a_session_that_the_server_ends_ends_the_cycle(support: Support, cycle: 
     report = cycle(CycleInput(batch_size=10), on_step=session_is_ended)
     with pytest.raises(PostgresUnavailable, match="terminating connection due to administrator command"):
         report.raise_if_failed()
-    assert (report.processed, report.published, report.backlog) == (10, 10, 20)
+    assert (report.processed_count, report.published_count, report.backlog_count) == (10, 10, 20)
     assert breached_ids(support) == set(tickets[:10])
     assert support.execute("select state, processed_count from support.ticket_sla_cycles").fetchall() == [
         ("failed", 10)
     ]
-    assert cycle().processed == 20
+    assert cycle().processed_count == 20
     assert [event.ticket_id for event in events()] == tickets

@@ -48,7 +48,7 @@ def command(
     monkeypatch.setenv("SLA_KAFKA_BOOTSTRAP_SERVERS", kafka_settings.bootstrap_servers)
     monkeypatch.setenv("SLA_KAFKA_TOPIC", kafka_settings.topic)
     # the log goes to standard error too; only what the command itself says is looked at
-    monkeypatch.setattr(cli, "configure_logging", lambda: None)
+    monkeypatch.setattr("sla_pipeline.cli.cycle.configure_logging", lambda: None)
 
     def run(*arguments: str) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["sla-pipeline", *arguments])
@@ -172,7 +172,8 @@ def test_a_cycle_names_what_it_could_not_mark_while_it_waits(support: Support, c
     ).fetchall()
     for _ in range(2):
         assert printed.splitlines()[1:] == [
-            "1 overdue tickets cannot be marked, and nobody is called for them; correct the row, or what refuses it:",
+            "1 overdue tickets cannot be marked, and nobody is called for them; correct the row, or what refuses it: a "
+            "row that has changed is tried by the next cycle, another one at its next try",
             f"  'A[/b]\\x1b[2J' ({bad}, FirstResponse) since {since:%Y-%m-%d %H:%M:%S} UTC: the event cannot be built: "
             f"queue_id is null; next try {next_try:%Y-%m-%d %H:%M:%S} UTC, or when the row has changed",
         ]
@@ -191,12 +192,16 @@ def test_a_cycle_tells_of_priorities_that_we_do_not_know(support: Support, comma
     code, printed, _ = command("cycle")
     assert code == 0
     assert "4 marked" in printed
-    assert "3 of them with a priority that we do not know, sent as it is: '[/b]\\u202e', 'Срочно'" in printed
+    assert "3 of them with a priority that is not in our list, sent as it is: '[/b]\\u202e', 'Срочно'" in printed
     assert sorted(event.priority for event in events()) == ["High", "[/b]\u202e", "[/b]\u202e", "Срочно"]
 
     make_ticket(support, **_OVERDUE, priority="Urgent")
     report = json.loads(command("cycle", "--json", "--tenant-id", TENANT)[1])
-    assert (report["processed"], report["unknown_priority_count"], report["unknown_priorities"]) == (1, 1, ["Urgent"])
+    assert (report["processed_count"], report["unknown_priority_count"], report["unknown_priorities"]) == (
+        1,
+        1,
+        ["Urgent"],
+    )
     assert "priority" not in command("cycle")[1]
 
 

@@ -7,17 +7,16 @@ import psycopg
 import pytest
 from psycopg.rows import dict_row
 
-from sla_pipeline.cycle import CycleInput, SimulatedClock
+from sla_pipeline.cycle import CycleInput, CycleTotals, SimulatedClock
 from sla_pipeline.embedded.ports import free_ports
 from sla_pipeline.errors import CycleFailed, CycleLocked
 from sla_pipeline.kafka.relay import Relay
 from sla_pipeline.kafka.settings import KafkaSettings
 from sla_pipeline.monitor.runner import run_cycle
-from sla_pipeline.monitor.steps import Database
 from sla_pipeline.postgres import journal
+from sla_pipeline.postgres.database import Database
 from sla_pipeline.postgres.session import PostgresSettings
 from sla_pipeline_tests.integration.conftest import Cycle, Events
-from sla_pipeline_tests.integration.kafka.waiting import wait_until
 from sla_pipeline_tests.tickets import (
     FIRST_RESPONSE_OVERDUE,
     HOUR,
@@ -29,6 +28,7 @@ from sla_pipeline_tests.tickets import (
     make_tickets,
     row_versions,
 )
+from sla_pipeline_tests.waiting import wait_until
 
 Support = psycopg.Connection[Any]
 _ADVISORY_LOCKS = """
@@ -73,7 +73,10 @@ def test_the_row_of_a_cycle_that_succeeded(support: Support, operator: Support, 
         "published_count": 11,
         "backlog_count": 1,
         "lock_skip_count": 1,
-        "remarked_count": 0,
+        "flags_restored_count": 0,
+        "transaction_count": 1,
+        "unknown_priority_count": 0,
+        "set_aside_count": 0,
         "error_count": 0,
         "has_more": False,
         "error": None,
@@ -100,10 +103,11 @@ def test_kafka_away_marks_stay_and_the_cycle_fails_at_its_end(
     with Relay(KafkaSettings(f"127.0.0.1:{port}", topic="away")) as away:
         report = run_cycle(database, away, clock=clock)
 
-    assert (report.processed, report.published, report.backlog, len(report.errors)) == (20, 0, 0, 1)
+    assert (report.processed_count, report.published_count, report.backlog_count, len(report.errors)) == (20, 0, 0, 1)
     assert report.errors[0].startswith(
         f"publishing failed: Kafka at 127.0.0.1:{port} did not answer as expected while "
     )
+    assert report.duration_ms is not None
     assert report.duration_ms < 30_000
     with pytest.raises(CycleFailed, match="publishing failed: Kafka at "):
         report.raise_if_failed()
@@ -113,7 +117,7 @@ def test_kafka_away_marks_stay_and_the_cycle_fails_at_its_end(
     assert (row["processed_count"], row["published_count"], row["backlog_count"]) == (20, 0, 0)
     assert "publishing" in [record.__dict__["step"] for record in logged if record.getMessage() == "step failed"]
 
-    assert cycle().published == 20
+    assert cycle().published_count == 20
     assert [event.ticket_id for event in events()] == tickets
 
 
@@ -135,15 +139,15 @@ def test_a_cycle_that_was_taken_for_dead_has_the_last_word(support: Support, dat
     """Its session was cut while it published, so the next cycle took it for dead; then it came to its end after all."""
     settings = database.settings
     with settings.session(purpose="cycle") as cut_off:
-        cycle_id = journal.start(cut_off, run_id="first", now_utc=NOW, given=CycleInput())
+        cycle_id = journal.start(cut_off, run_id="first", now_utc=NOW, cycle_input=CycleInput())
     with settings.session(purpose="cycle") as connection:
         assert journal.sweep_abandoned(connection) == [(cycle_id, "first")]
         assert [(row["state"], row["error"]) for row in _rows(support)] == [
-            ("abandoned", "the process ended without a word")
+            ("abandoned", "the process died before recording its end")
         ]
         assert journal.sweep_abandoned(connection) == []
-        journal.finish(connection, cycle_id, journal.CycleEnd("succeeded", processed_count=3))
-        journal.finish(connection, cycle_id, journal.CycleEnd("failed", processed_count=0))
+        journal.finish(connection, cycle_id, "succeeded", CycleTotals(resolution_count=3))
+        journal.finish(connection, cycle_id, "failed", CycleTotals())
     assert [(row["state"], row["error"], row["processed_count"]) for row in _rows(support)] == [("succeeded", None, 3)]
 
 
@@ -171,7 +175,7 @@ def test_each_line_of_the_log_names_the_run(support: Support, cycle: Cycle, logg
 def test_missing_indexes_are_told_and_borne(support: Support, cycle: Cycle, logged: list[logging.LogRecord]) -> None:
     tickets = [make_ticket(support, **RESOLUTION_OVERDUE), make_ticket(support, **FIRST_RESPONSE_OVERDUE)]
     support.execute("drop index support.ticket_sla_resolution_overdue")
-    assert cycle().processed == 2
+    assert cycle().processed_count == 2
     assert breached_ids(support) == set(tickets)
     (warning,) = [record.__dict__ for record in logged if record.levelno == logging.WARNING]
     assert warning["index"] == "support.ticket_sla_resolution_overdue"
@@ -199,6 +203,31 @@ def test_single_runner_mode_leaves_the_cycle_to_the_other_runner(
     first.close()
     # the server frees the lock when it notices the end of the session, a moment after the client has closed it
     wait_until(lambda: not support.execute(_ADVISORY_LOCKS).fetchall(), what="the server to free the lock")
-    assert run_cycle(second, relay, clock=clock).processed == 5
+    assert run_cycle(second, relay, clock=clock).processed_count == 5
     assert breached_ids(support) == set(tickets)
     second.close()
+
+
+def test_every_number_of_the_totals_is_a_column(support: Support) -> None:
+    """And every column is a number of the totals, or says which cycle it was and how it ended."""
+    columns = {
+        column
+        for (column,) in support.execute(
+            "select column_name from information_schema.columns where table_name = 'ticket_sla_cycles'"
+        )
+    }
+    start_and_end = {"id", "run_id", "state", "started_at", "finished_at", "now_utc", "error"}
+    request = {"batch_size", "max_batches_per_cycle", "tenant_id"}
+    assert columns == CycleTotals().as_row().keys() | start_and_end | request
+
+
+def test_the_journal_returns_what_was_written(support: Support, cycle: Cycle, database: Database) -> None:
+    make_tickets(support, 3, **FIRST_RESPONSE_OVERDUE)
+    report = cycle(run_id="first")
+    with database.session() as connection:
+        before = journal.last_cycle_id(connection)
+        journal.start(connection, run_id="running", now_utc=NOW, cycle_input=CycleInput())
+        (finished,) = journal.finished_after(connection, before - 1)
+        assert journal.finished_after(connection, before) == []
+    assert (finished.cycle_id, finished.run_id, finished.state, finished.error) == (before, "first", "succeeded", None)
+    assert finished.totals.as_row() == report.as_row() | {"set_aside_count": None}

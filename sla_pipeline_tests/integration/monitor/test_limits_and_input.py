@@ -20,7 +20,7 @@ from sla_pipeline.errors import ClockSkewError, CycleStopped, InputError, Postgr
 from sla_pipeline.kafka.relay import Relay
 from sla_pipeline.kafka.settings import KafkaSettings
 from sla_pipeline.monitor.runner import run_cycle
-from sla_pipeline.monitor.steps import Database
+from sla_pipeline.postgres.database import Database
 from sla_pipeline.postgres.migrate import upgrade
 from sla_pipeline.postgres.session import PostgresSettings
 from sla_pipeline_tests.conftest import PostgresFactory
@@ -93,7 +93,7 @@ def test_worker_clock_ahead(skew: timedelta, support: Support, cycle: Cycle, eve
 
 def test_a_skew_of_a_second_is_borne(support: Support, cycle: Cycle) -> None:
     make_ticket(support, first_response_due_at=datetime.now(UTC) - timedelta(minutes=1))
-    assert cycle(clock=SkewedClock(timedelta(seconds=1))).processed == 1
+    assert cycle(clock=SkewedClock(timedelta(seconds=1))).processed_count == 1
 
 
 def test_the_system_clock_is_the_usual_one(support: Support, database: Database, relay: Relay) -> None:
@@ -101,6 +101,7 @@ def test_the_system_clock_is_the_usual_one(support: Support, database: Database,
     make_ticket(support, first_response_due_at=datetime.now(UTC) + timedelta(minutes=10))
     report = run_cycle(database, relay)
     assert breached_ids(support) == {due}
+    assert report.now_utc is not None
     assert abs(report.now_utc - SystemClock().now_utc()) < timedelta(seconds=60)
 
 
@@ -139,7 +140,7 @@ def test_worker_in_another_time_zone(
     tickets = [make_ticket(support, first_response_due_at=deadline) for deadline in deadlines]
     for past, deadline in enumerate(deadlines):
         clock.moment = deadline
-        assert cycle().processed == (past > 0)
+        assert cycle().processed_count == (past > 0)
         assert breached_ids(support) == set(tickets[:past])
     clock.moment += MICROSECOND
     cycle()
@@ -206,7 +207,7 @@ def test_permission_denied(
     assert support.execute("select count(*) from support.ticket_sla_set_aside").fetchone() == (0,)
     assert events() == []
     upgrade(owner_url)
-    assert cycle().processed == 30
+    assert cycle().processed_count == 30
 
 
 def test_row_level_security_does_not_hide_tickets_in_silence(support: Support, cycle: Cycle) -> None:
@@ -248,7 +249,7 @@ def test_stop_between_batches(support: Support, cycle: Cycle, events: Events) ->
         "select run_id, state, processed_count, batch_count, claimed_count from support.ticket_sla_cycles"
     ).fetchall() == [("stopped", "canceled", 30, 3, 100)]
     report = cycle(CycleInput(batch_size=10))
-    assert (report.processed, report.published, report.backlog) == (70, 100, 0)
+    assert (report.processed_count, report.published_count, report.backlog_count) == (70, 100, 0)
     assert [event.ticket_id for event in events()] == tickets
 
 
@@ -270,7 +271,7 @@ def test_stop_inside_a_batch(step: str, support: Support, cycle: Cycle, events: 
     ).fetchall()
     assert [ticket for (ticket,) in free] == tickets
     support.execute("select 1 from support.ticket_sla_relay for update nowait")
-    assert cycle().processed == 20
+    assert cycle().processed_count == 20
     assert [event.ticket_id for event in events()] == tickets
 
 
@@ -305,7 +306,7 @@ def test_stop_while_the_server_writes_a_batch(
         ("canceled", 10)
     ]
     support.execute("drop trigger before_update on support.tickets")
-    assert cycle().processed == 20
+    assert cycle().processed_count == 20
     assert [event.ticket_id for event in events()] == tickets
 
 
@@ -337,7 +338,7 @@ def test_postgres_restarts_in_a_batch(
                 "select run_id, state, processed_count from support.ticket_sla_cycles"
             ).fetchall() == [("cut-off", "failed", 10)]
             report = run_cycle(database, relay, given, clock=clock)
-            assert (report.processed, report.published, report.errors) == (20, 20, [])
+            assert (report.processed_count, report.published_count, report.errors) == (20, 20, [])
             assert breached_ids(support) == set(tickets)
     database.close()
     assert [event.ticket_id for event in events()] == tickets
@@ -363,9 +364,12 @@ def test_journal_of_a_killed_cycle(
     clock.moment += timedelta(minutes=1)
     report = cycle(run_id="next")
 
-    assert (report.processed, report.published, report.errors) == (10, 20, [])
+    assert (report.processed_count, report.published_count, report.errors) == (10, 20, [])
     rows = support.execute(
         "select run_id, state, finished_at is not null, error from support.ticket_sla_cycles order by id"
     ).fetchall()
-    assert rows == [("dead", "abandoned", True, "the process ended without a word"), ("next", "succeeded", True, None)]
+    assert rows == [
+        ("dead", "abandoned", True, "the process died before recording its end"),
+        ("next", "succeeded", True, None),
+    ]
     assert [event.ticket_id for event in events()] == tickets

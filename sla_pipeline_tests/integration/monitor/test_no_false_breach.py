@@ -37,7 +37,7 @@ def test_reply_between_claim_and_mark(support: Support, cycle: Cycle, events: Ev
             reply(support, ticket)
 
     report = cycle(on_step=operator_replies)
-    assert (report.processed, report.lock_skips, report.errors) == (0, 0, [])
+    assert (report.processed_count, report.lock_skip_count, report.errors) == (0, 0, [])
     assert not is_breached(support, ticket)
     assert events() == []
 
@@ -52,7 +52,7 @@ def test_resolve_between_claim_and_mark(operator_ends_it: Any, support: Support,
                 operator_ends_it(support, ticket)
 
     report = cycle(on_step=operator_ends_both)
-    assert (report.processed, report.errors) == (0, [])
+    assert (report.processed_count, report.errors) == (0, [])
     assert breached_ids(support) == set()
     assert events() == []
 
@@ -61,9 +61,9 @@ def test_reply_uncommitted_during_mark(support: Support, operator: Support, cycl
     ticket = make_ticket(support, **FIRST_RESPONSE_OVERDUE)
     reply(operator, ticket)
     report = cycle()
-    assert (report.processed, report.lock_skips, report.backlog, report.errors) == (0, 1, 1, [])
+    assert (report.processed_count, report.lock_skip_count, report.backlog_count, report.errors) == (0, 1, 1, [])
     operator.commit()
-    assert cycle().processed == 0
+    assert cycle().processed_count == 0
     assert not is_breached(support, ticket)
     assert events() == []
 
@@ -83,7 +83,7 @@ def test_a_reply_that_commits_while_the_batch_is_being_locked_is_seen(
             operator.commit()
 
     report = cycle(on_step=operator_commits)
-    assert (report.processed, report.backlog) == (1, 0)
+    assert (report.processed_count, report.backlog_count) == (1, 0)
     assert breached_ids(support) == {late}
     assert [event.ticket_id for event in events()] == [late]
 
@@ -95,7 +95,7 @@ def test_comment_being_written(support: Support, operator: Support, cycle: Cycle
     )
     operator.execute("insert into support.comments values (%s, 'half a sentence')", (ticket,))
     report = cycle()
-    assert (report.processed, report.lock_skips) == (1, 0)
+    assert (report.processed_count, report.lock_skip_count) == (1, 0)
     operator.commit()
     assert is_breached(support, ticket)
     assert [event.ticket_id for event in events()] == [ticket]
@@ -105,7 +105,7 @@ def test_stale_operator_write_after_mark(support: Support, cycle: Cycle, events:
     ticket = make_ticket(support, **FIRST_RESPONSE_OVERDUE)
     loaded = support.execute("select xmin::text from support.tickets where id = %s", (ticket,)).fetchone()
     assert loaded is not None
-    assert cycle().processed == 1
+    assert cycle().processed_count == 1
     saved = support.execute(
         "update support.tickets set sla_breached = false, first_response_at = %s where id = %s and xmin::text = %s",
         (NOW, ticket, *loaded),
@@ -127,10 +127,10 @@ def test_blind_write_resets_flag(
 
     report = cycle()
 
-    assert (report.processed, report.remarked, report.errors) == (2, 1, [])
+    assert (report.processed_count, report.flags_restored_count, report.errors) == (2, 1, [])
     assert breached_ids(support) == {ticket, other}
     assert [event.ticket_id for event in events()] == [ticket, other]
-    (warning,) = [record for record in logged if "put back" in record.getMessage()]
+    (warning,) = [record for record in logged if "had been reset" in record.getMessage()]
     assert (warning.levelname, warning.__dict__["TicketId"], warning.__dict__["Number"]) == ("WARNING", ticket, "TCK-9")
 
 
@@ -142,20 +142,20 @@ def test_a_flag_that_is_put_back_every_minute_never_makes_a_second_event(
     for _ in range(3):
         change(support, ticket, sla_breached=False)
         report = cycle()
-        assert (report.processed, report.remarked, report.published) == (1, 1, 0)
+        assert (report.processed_count, report.flags_restored_count, report.published_count) == (1, 1, 0)
     assert len(events()) == 1
 
 
 def test_null_resolution_deadline(support: Support, cycle: Cycle, events: Events) -> None:
     make_ticket(support, **RESOLUTION_OVERDUE | {"resolution_due_at": None})
-    assert cycle().processed == 0
+    assert cycle().processed_count == 0
     assert breached_ids(support) == set()
     assert events() == []
 
 
 def test_only_one_deadline_passed_of_two(support: Support, cycle: Cycle, events: Events) -> None:
     make_ticket(support, **RESOLUTION_OVERDUE | {"resolution_due_at": NOW + HOUR})
-    assert cycle().processed == 0
+    assert cycle().processed_count == 0
     assert breached_ids(support) == set()
     assert events() == []
 
@@ -165,10 +165,10 @@ def test_due_equals_now(support: Support, cycle: Cycle, clock: Any, events: Even
     first = make_ticket(support, first_response_due_at=due_at)
     second = make_ticket(support, **RESOLUTION_OVERDUE | {"resolution_due_at": due_at})
     clock.moment = due_at
-    assert cycle().processed == 0
+    assert cycle().processed_count == 0
     assert breached_ids(support) == set()
     clock.moment = due_at + MICROSECOND
-    assert cycle().processed == 2
+    assert cycle().processed_count == 2
     assert breached_ids(support) == {first, second}
     assert {event.due_at for event in events()} == {"2026-11-30T12:00:00.123457Z"}
     assert {event.breached_at for event in events()} == {"2026-11-30T12:00:00.123458Z"}
@@ -177,7 +177,7 @@ def test_due_equals_now(support: Support, cycle: Cycle, clock: Any, events: Even
 def test_closed_without_any_reply(support: Support, cycle: Cycle, events: Events) -> None:
     make_ticket(support, **FIRST_RESPONSE_OVERDUE | {"status": "Closed"})
     before = row_versions(support)
-    assert cycle().processed == 0
+    assert cycle().processed_count == 0
     assert row_versions(support) == before
     assert events() == []
 
@@ -186,10 +186,10 @@ def test_closed_without_any_reply(support: Support, cycle: Cycle, events: Events
 def test_on_hold_at_deadline(status: str, support: Support, cycle: Cycle, events: Events) -> None:
     ticket = make_ticket(support, **RESOLUTION_OVERDUE | {"status": status})
     before = row_versions(support)
-    assert cycle().processed == 0
+    assert cycle().processed_count == 0
     assert row_versions(support) == before
     change(support, ticket, status="InWork")
-    assert cycle().processed == 1
+    assert cycle().processed_count == 1
     assert [event.ticket_id for event in events()] == [ticket]
 
 
@@ -207,6 +207,6 @@ def test_first_run_on_history(support: Support, cycle: Cycle, events: Events) ->
     )
     overdue = [*make_tickets(support, 5, **RESOLUTION_OVERDUE), *make_tickets(support, 5, **FIRST_RESPONSE_OVERDUE)]
     report = cycle()
-    assert (report.processed, report.published, report.backlog) == (10, 10, 0)
+    assert (report.processed_count, report.published_count, report.backlog_count) == (10, 10, 0)
     assert breached_ids(support) == set(overdue)
     assert [event.ticket_id for event in events()] == overdue

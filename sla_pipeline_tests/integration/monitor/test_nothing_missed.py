@@ -35,7 +35,8 @@ Support = psycopg.Connection[Any]
 
 def test_answered_in_time_resolved_late(support: Support, cycle: Cycle, events: Events) -> None:
     make_ticket(support, **RESOLUTION_OVERDUE)
-    assert cycle().by_kind == {BreachKind.FIRST_RESPONSE: 0, BreachKind.RESOLUTION: 1}
+    report = cycle()
+    assert (report.first_response_count, report.resolution_count) == (0, 1)
     assert [event.breach_kind for event in events()] == [BreachKind.RESOLUTION]
 
 
@@ -52,16 +53,16 @@ def test_both_deadlines_passed(support: Support, cycle: Cycle, clock: SimulatedC
     assert (event.breach_kind, event.due_at) == (BreachKind.FIRST_RESPONSE, "2026-11-30T11:00:00.000000Z")
     change(support, ticket, first_response_at=NOW)
     clock.moment += HOUR
-    assert cycle().processed == 0
+    assert cycle().processed_count == 0
     assert events() == [event]
 
 
 def test_deadline_moved_by_hand(support: Support, cycle: Cycle, clock: SimulatedClock, events: Events) -> None:
     ticket = make_ticket(support)
-    assert cycle().processed == 0
+    assert cycle().processed_count == 0
     change(support, ticket, first_response_due_at=NOW - 30 * MINUTE)
     clock.moment += MINUTE
-    assert cycle().processed == 1
+    assert cycle().processed_count == 1
     assert [event.due_at for event in events()] == ["2026-11-30T11:30:00.000000Z"]
 
 
@@ -88,9 +89,9 @@ def test_oldest_first_under_backlog(support: Support, cycle: Cycle, clock: Simul
         report = cycle(given)
         assert breached_ids(support) - marked_before == {ticket_id for (ticket_id,) in oldest}
         assert report.has_more is (backlogs[-1] >= ceiling)
-        assert report.backlog is not None
-        assert report.backlog < backlogs[-1]
-        backlogs.append(report.backlog)
+        assert report.backlog_count is not None
+        assert report.backlog_count < backlogs[-1]
+        backlogs.append(report.backlog_count)
         clock.moment += MINUTE
         if len(backlogs) < 15:
             # due between the old ones: they go before what came later in time
@@ -126,7 +127,12 @@ def test_after_a_break_of_an_hour(support: Support, cycle: Cycle, clock: Simulat
     tickets = make_tickets(support, 300, apart=timedelta(seconds=12), first_response_due_at=NOW)
     clock.moment = NOW + HOUR
     report = cycle()
-    assert (report.processed, report.published, report.backlog, report.has_more) == (300, 300, 0, False)
+    assert (report.processed_count, report.published_count, report.backlog_count, report.has_more) == (
+        300,
+        300,
+        0,
+        False,
+    )
     assert [event.ticket_id for event in events()] == tickets
     assert {event.breached_at for event in events()} == {"2026-11-30T13:00:00.000000Z"}
 
@@ -137,9 +143,9 @@ def test_after_a_break_of_an_hour_above_the_ceiling(
     tickets = make_tickets(support, 300, apart=timedelta(seconds=12), first_response_due_at=NOW)
     clock.moment = NOW + HOUR
     given = CycleInput(batch_size=50, max_batches_per_cycle=2)
-    assert [(report.processed, report.has_more) for report in [cycle(given) for _ in range(4)]] == [(100, True)] * 3 + [
-        (0, False)
-    ]
+    assert [(report.processed_count, report.has_more) for report in [cycle(given) for _ in range(4)]] == [
+        (100, True)
+    ] * 3 + [(0, False)]
     assert [event.ticket_id for event in events()] == tickets
 
 
@@ -182,7 +188,13 @@ def test_bad_row_in_every_batch(
 
     report = cycle(CycleInput(batch_size=500))
 
-    assert (report.processed, report.published, report.batches, report.backlog, len(report.errors)) == (
+    assert (
+        report.processed_count,
+        report.published_count,
+        report.batch_count,
+        report.backlog_count,
+        len(report.errors),
+    ) == (
         998,
         998,
         2,
@@ -218,14 +230,19 @@ def test_a_priority_that_we_do_not_know_is_no_reason_to_call_nobody(
 
     report = cycle(CycleInput(batch_size=2))
 
-    assert (report.processed, report.published, report.unknown_priority_count, report.error_count) == (10, 10, 9, 1)
+    assert (report.processed_count, report.published_count, report.unknown_priority_count, report.error_count) == (
+        10,
+        10,
+        9,
+        1,
+    )
     assert {event.ticket_id: event.priority for event in events()} == priorities
-    assert report.unknown_priorities[0] == "Urgent"
+    assert report.frequent_unknown_priorities()[0] == "Urgent"
     assert sorted(report.unknown_priorities) == sorted(_UNKNOWN_PRIORITIES)
     (warning,) = [record.__dict__ for record in logged if record.levelno == logging.WARNING]
     assert warning["msg"].startswith("unknown priorities: ")
     assert (warning["jobRunId"], warning["count"], warning["distinct"]) == (report.run_id, 9, 8)
-    assert warning["priorities"] == [repr(text) for text in report.unknown_priorities]
+    assert warning["priorities"] == [repr(text) for text in report.frequent_unknown_priorities()]
     assert all(text.isprintable() for text in warning["priorities"])
     (completed,) = [record.__dict__ for record in logged if record.getMessage() == "cycle completed"]
     assert (completed["unknownPriorities"], completed["setAside"], completed["errors"]) == (9, 1, 1)
@@ -238,10 +255,14 @@ def test_the_warning_of_unknown_priorities_is_bounded(
     """A support service that writes a text of its own into each ticket; a flag that was put back is no second event."""
     tickets = [make_ticket(support, **FIRST_RESPONSE_OVERDUE, priority=f"P{number}") for number in range(300)]
     report = cycle()
-    assert (report.processed, report.unknown_priority_count, len(report.unknown_priorities)) == (300, 300, 20)
+    assert (report.processed_count, report.unknown_priority_count, len(report.frequent_unknown_priorities())) == (
+        300,
+        300,
+        20,
+    )
     change(support, tickets[0], sla_breached=False)
     again = cycle()
-    assert (again.processed, again.remarked, again.unknown_priority_count) == (1, 1, 0)
+    assert (again.processed_count, again.flags_restored_count, again.unknown_priority_count) == (1, 1, 0)
     (warning,) = [record.__dict__ for record in logged if record.getMessage().startswith("unknown priorities: ")]
     assert (warning["count"], warning["distinct"], len(warning["priorities"])) == (300, 300, 20)
 
@@ -262,7 +283,7 @@ def test_a_status_that_we_do_not_know_is_never_marked(status: str, support: Supp
     """SPEC 5.3: whether a promise is running in it is the support service's to say."""
     before = make_ticket(support, **RESOLUTION_OVERDUE | {"status": status, "first_response_at": None})
     report = cycle()
-    assert (report.processed, report.backlog, report.errors) == (0, 0, [])
+    assert (report.processed_count, report.backlog_count, report.errors) == (0, 0, [])
     assert not is_breached(support, before)
 
 
@@ -272,9 +293,9 @@ def test_bad_rows_fill_the_ceiling(support: Support, cycle: Cycle, clock: Simula
     good = make_tickets(support, 15, first_response_due_at=NOW - HOUR)
 
     first = cycle(given)
-    assert (first.processed, len(first.errors), first.backlog) == (0, 20, 40)
+    assert (first.processed_count, len(first.errors), first.backlog_count) == (0, 20, 40)
     second = cycle(given)
-    assert (second.processed, second.backlog) == (15, 25)
+    assert (second.processed_count, second.backlog_count) == (15, 25)
     assert breached_ids(support) == set(good)
     set_aside = support.execute(
         "select ticket_id::text, try_count, kind, next_try_at - %s from support.ticket_sla_set_aside", (NOW,)
@@ -284,7 +305,7 @@ def test_bad_rows_fill_the_ceiling(support: Support, cycle: Cycle, clock: Simula
     change(support, bad[0], queue_id=QUEUE)
     clock.moment += 2 * MINUTE
     third, fourth = cycle(given), cycle(given)
-    assert (third.processed + fourth.processed, len(third.errors) + len(fourth.errors)) == (1, 24)
+    assert (third.processed_count + fourth.processed_count, len(third.errors) + len(fourth.errors)) == (1, 24)
     assert is_breached(support, bad[0])
     assert {event.ticket_id for event in events()} == {*good, bad[0]}
     waiting = support.execute(
@@ -302,12 +323,12 @@ def test_lock_held_for_long(
     for _ in range(10):
         new = make_tickets(support, 3, first_response_due_at=clock.moment - MINUTE)
         report = cycle()
-        assert (report.processed, report.lock_skips, report.backlog, report.errors) == (3, 1, 1, [])
+        assert (report.processed_count, report.lock_skip_count, report.backlog_count, report.errors) == (3, 1, 1, [])
         others += new
         clock.moment += MINUTE
     assert breached_ids(support) == set(others)
     operator.rollback()
-    assert cycle().processed == 1
+    assert cycle().processed_count == 1
     assert [event.ticket_id for event in events()] == [*others, held]
 
 
@@ -321,9 +342,9 @@ def test_two_tenants_filter(support: Support, cycle: Cycle, events: Events) -> N
     ]
     before = [row for row in row_versions(support) if str(row[0]) in theirs]
     report = cycle(CycleInput(tenant_id=tenant.upper()))
-    assert (report.processed, report.backlog) == (2, 0)
+    assert (report.processed_count, report.backlog_count) == (2, 0)
     assert breached_ids(support) == set(ours)
     assert [row for row in row_versions(support) if str(row[0]) in theirs] == before
     assert [(event.ticket_id, event.tenant_id) for event in events()] == [(ticket, tenant) for ticket in ours]
-    assert cycle().processed == 2
+    assert cycle().processed_count == 2
     assert breached_ids(support) == {*ours, *theirs}

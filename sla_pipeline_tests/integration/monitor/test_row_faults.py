@@ -9,7 +9,7 @@ import pytest
 
 from sla_pipeline.cycle import CycleInput, SimulatedClock
 from sla_pipeline.monitor import batches
-from sla_pipeline.monitor.steps import Database
+from sla_pipeline.postgres.database import Database
 from sla_pipeline_tests.integration.conftest import Cycle, Events
 from sla_pipeline_tests.tickets import (
     FIRST_RESPONSE_OVERDUE,
@@ -65,7 +65,12 @@ def test_a_code_of_the_environment_raised_for_three_rows_stops_no_other(
 
     report = cycle(CycleInput(batch_size=500))
 
-    assert (report.processed, report.published, report.backlog, report.fault) == (1_200, 1_200, 3, None)
+    assert (report.processed_count, report.published_count, report.backlog_count, report.fault) == (
+        1_200,
+        1_200,
+        3,
+        None,
+    )
     assert breached_ids(support) == set(good)
     assert _set_aside(support) == set(bad)
     assert len(report.errors) == 3
@@ -129,7 +134,7 @@ def test_a_fault_that_meets_every_ticket_sets_none_aside(support: Support, datab
     tickets = make_tickets(support, 300, **FIRST_RESPONSE_OVERDUE)
     support.execute("revoke update (sla_breached) on support.tickets from sla_worker")
     report = cycle(CycleInput(batch_size=100))
-    assert (report.processed, report.backlog, len(report.errors)) == (0, 300, 1)
+    assert (report.processed_count, report.backlog_count, len(report.errors)) == (0, 300, 1)
     assert report.errors[0].startswith("marking failed: permission denied for table tickets in database ")
     with database.session() as session:
         # the steps after the marking wait as long as before it
@@ -150,7 +155,7 @@ def test_a_row_that_is_slow_until_a_time_out_stops_no_other(
     good = make_tickets(support, 200, **FIRST_RESPONSE_OVERDUE)
     _refuse(support, "perform pg_sleep(30);")
     report = cycle(CycleInput(batch_size=100))
-    assert (report.processed, report.published, report.backlog) == (200, 200, 1)
+    assert (report.processed_count, report.published_count, report.backlog_count) == (200, 200, 1)
     assert _set_aside(support) == {bad}
     assert report.errors == [f"ticket TCK-{bad} ({bad}) set aside: the database refuses the row: QueryCanceled (57014)"]
     assert {event.ticket_id for event in events()} == set(good)
@@ -167,10 +172,10 @@ def test_each_cycle_makes_progress_where_a_batch_takes_longer_than_a_statement_m
     backlogs = [len(tickets)]
     while backlogs[-1]:
         report = cycle(CycleInput(batch_size=200))
-        assert report.backlog is not None
-        assert report.backlog < backlogs[-1]
-        assert report.published == report.processed
-        backlogs.append(report.backlog)
+        assert report.backlog_count is not None
+        assert report.backlog_count < backlogs[-1]
+        assert report.published_count == report.processed_count
+        backlogs.append(report.backlog_count)
         assert len(backlogs) < 20
     assert breached_ids(support) == set(tickets)
 
@@ -187,7 +192,7 @@ def test_a_committed_batch_is_counted_whatever_follows(
     )
     monkeypatch.setattr(batches, "_STATEMENT_MS", 300)
     report = cycle()
-    assert (report.processed, report.published, report.backlog) == (10, 10, 1)
+    assert (report.processed_count, report.published_count, report.backlog_count) == (10, 10, 1)
     assert len(report.errors) == 1
     assert report.errors[0].startswith(
         "counting tickets that others hold failed: canceling statement due to statement timeout (57014)"
@@ -201,9 +206,9 @@ def test_a_mended_row_is_tried_at_once(support: Support, cycle: Cycle, clock: Si
         clock.moment = NOW + minute * MINUTE
         assert len(cycle().errors) == 1
     clock.moment += MINUTE
-    assert (cycle().processed, cycle().processed) == (0, 0)
+    assert (cycle().processed_count, cycle().processed_count) == (0, 0)
     change(support, bad, queue_id=QUEUE)
-    assert cycle().processed == 1
+    assert cycle().processed_count == 1
     assert _set_aside(support) == set()
     assert [event.ticket_id for event in events()] == [bad]
 
@@ -222,9 +227,9 @@ def test_a_held_sequence_sets_no_ticket_aside(support: Support, operator: Suppor
     began = time.monotonic()
     report = cycle(CycleInput(batch_size=10))
     assert time.monotonic() - began < 20
-    assert report.processed == 0
+    assert report.processed_count == 0
     assert report.errors[0].startswith("marking failed: another session holds the row of support.ticket_sla_relay: ")
     assert _set_aside(support) == set()
     operator.rollback()
-    assert cycle().processed == 30
+    assert cycle().processed_count == 30
     assert all(is_breached(support, ticket) for ticket in tickets)

@@ -6,9 +6,8 @@ import psycopg
 import pytest
 
 from sla_pipeline.breach import BreachKind
-from sla_pipeline.cycle import CycleInput
+from sla_pipeline.cycle import CycleInput, CycleTotals
 from sla_pipeline.errors import CycleStopped
-from sla_pipeline.monitor.steps import CycleReport
 from sla_pipeline_tests.integration.conftest import Cycle, Events
 from sla_pipeline_tests.tickets import (
     FIRST_RESPONSE_OVERDUE,
@@ -33,7 +32,13 @@ Support = psycopg.Connection[Any]
 def test_empty_batch(support: Support, cycle: Cycle, events: Events) -> None:
     make_ticket(support)
     report = cycle()
-    assert (report.processed, report.batches, report.published, report.backlog, report.errors) == (0, 0, 0, 0, [])
+    assert (
+        report.processed_count,
+        report.batch_count,
+        report.published_count,
+        report.backlog_count,
+        report.errors,
+    ) == (0, 0, 0, 0, [])
     assert events() == []
 
 
@@ -43,7 +48,7 @@ def test_first_response_overdue(support: Support, cycle: Cycle, events: Events) 
 
     report = cycle(run_id="run-17")
 
-    assert report.by_kind == {BreachKind.FIRST_RESPONSE: 1, BreachKind.RESOLUTION: 0}
+    assert (report.first_response_count, report.resolution_count) == (1, 0)
     assert look(support, ticket) == before | {"sla_breached": True, "updated_at": NOW}
     (event,) = events()
     assert event.model_dump(exclude={"event_id"}) == {
@@ -71,7 +76,7 @@ def test_resolution_overdue(support: Support, cycle: Cycle, events: Events) -> N
 
     report = cycle()
 
-    assert report.by_kind == {BreachKind.FIRST_RESPONSE: 0, BreachKind.RESOLUTION: 1}
+    assert (report.first_response_count, report.resolution_count) == (0, 1)
     assert look(support, ticket) == before | {"sla_breached": True, "updated_at": NOW}
     (event,) = events()
     assert (event.ticket_id, event.breach_kind, event.due_at) == (
@@ -96,7 +101,7 @@ def test_already_breached_or_resolved_or_closed(
     make_ticket(support, **FIRST_RESPONSE_OVERDUE | state)
     make_ticket(support, **RESOLUTION_OVERDUE | state)
     before = row_versions(support)
-    assert cycle().processed == 0
+    assert cycle().processed_count == 0
     assert row_versions(support) == before
     assert events() == []
 
@@ -107,7 +112,7 @@ def test_not_due_yet(support: Support, cycle: Cycle, events: Events) -> None:
     make_ticket(support, **RESOLUTION_OVERDUE | {"resolution_due_at": NOW})
     make_ticket(support, **RESOLUTION_OVERDUE | {"resolution_due_at": NOW + MINUTE})
     before = row_versions(support)
-    assert cycle().processed == 0
+    assert cycle().processed_count == 0
     assert row_versions(support) == before
     assert events() == []
 
@@ -122,7 +127,7 @@ def test_race_with_an_operator(support: Support, cycle: Cycle, events: Events) -
             reply(support, answered)
             resolve(support, resolved)
 
-    assert cycle(on_step=operator_is_faster).processed == 1
+    assert cycle(on_step=operator_is_faster).processed_count == 1
     assert breached_ids(support) == {late}
     assert [event.ticket_id for event in events()] == [late]
     assert look(support, answered)["first_response_at"] == NOW
@@ -131,9 +136,9 @@ def test_race_with_an_operator(support: Support, cycle: Cycle, events: Events) -
 
 def test_duplicate_run(support: Support, cycle: Cycle, events: Events) -> None:
     tickets = make_tickets(support, 30, **FIRST_RESPONSE_OVERDUE)
-    assert cycle(run_id="same-run").processed == 30
+    assert cycle(run_id="same-run").processed_count == 30
     marked = row_versions(support)
-    assert [cycle(run_id="same-run").processed for _ in range(2)] == [0, 0]
+    assert [cycle(run_id="same-run").processed_count for _ in range(2)] == [0, 0]
     assert row_versions(support) == marked
     assert [event.ticket_id for event in events()] == tickets
 
@@ -141,7 +146,7 @@ def test_duplicate_run(support: Support, cycle: Cycle, events: Events) -> None:
 def test_two_pods(support: Support, cycle: Cycle, other_pod: Cycle, events: Events) -> None:
     """The second pod runs a whole cycle while the first holds its batch: the rows are disjoint."""
     tickets = make_tickets(support, 30, **FIRST_RESPONSE_OVERDUE)
-    of_other_pod: list[CycleReport] = []
+    of_other_pod: list[CycleTotals] = []
 
     def other_pod_runs(step: str) -> None:
         if step == "batch_locked" and not of_other_pod:
@@ -149,7 +154,7 @@ def test_two_pods(support: Support, cycle: Cycle, other_pod: Cycle, events: Even
 
     first = cycle(CycleInput(batch_size=10), on_step=other_pod_runs)
     (second,) = of_other_pod
-    assert (first.processed, second.processed, second.lock_skips) == (10, 20, 10)
+    assert (first.processed_count, second.processed_count, second.lock_skip_count) == (10, 20, 10)
     assert breached_ids(support) == set(tickets)
     assert sorted(event.ticket_id for event in events()) == sorted(tickets)
 
@@ -170,5 +175,5 @@ def test_cancellation(support: Support, cycle: Cycle, events: Events) -> None:
     assert breached_ids(support) == set(tickets[:20])
 
     report = cycle(CycleInput(batch_size=10))
-    assert (report.processed, report.published, report.backlog) == (30, 50, 0)
+    assert (report.processed_count, report.published_count, report.backlog_count) == (30, 50, 0)
     assert [event.ticket_id for event in events()] == tickets

@@ -8,9 +8,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from sla_pipeline.cycle import CycleInput
+from sla_pipeline.cycle import CycleInput, CycleTotals
 from sla_pipeline.kafka.settings import KafkaSettings
-from sla_pipeline.monitor.steps import CycleReport
 from sla_pipeline_tests.integration.conftest import Cycle, Events
 from sla_pipeline_tests.integration.monitor.cycle_process import Pod
 from sla_pipeline_tests.tickets import (
@@ -37,8 +36,8 @@ def test_two_pods_same_minute(support: Support, worker_url: str, kafka_settings:
             pod.go()
         reports = [pod.report() for pod in pods]
     assert [report["errors"] for report in reports] == [[]] * 4
-    assert sum(report["processed"] for report in reports) == 10_000
-    assert sum(report["published"] for report in reports) == 10_000
+    assert sum(report["processed_count"] for report in reports) == 10_000
+    assert sum(report["published_count"] for report in reports) == 10_000
     assert breached_ids(support) == set(tickets)
     assert sorted(event.ticket_id for event in events()) == sorted(tickets)
 
@@ -48,7 +47,7 @@ def test_overlapping_cycles(support: Support, cycle: Cycle, other_pod: Cycle, ev
     tickets = make_tickets(support, 50, **FIRST_RESPONSE_OVERDUE)
     given = CycleInput(batch_size=10)
     steps: list[str] = []
-    later: list[CycleReport] = []
+    later: list[CycleTotals] = []
 
     def later_cycle_overlaps(step: str) -> None:
         steps.append(step)
@@ -56,8 +55,18 @@ def test_overlapping_cycles(support: Support, cycle: Cycle, other_pod: Cycle, ev
             later.append(other_pod(given))
 
     earlier = cycle(given, on_step=later_cycle_overlaps)
-    assert (later[0].processed, later[0].published, later[0].lock_skips, later[0].errors) == (30, 40, 10, [])
-    assert (earlier.processed, earlier.published, earlier.lock_skips, earlier.errors) == (20, 10, 0, [])
+    assert (later[0].processed_count, later[0].published_count, later[0].lock_skip_count, later[0].errors) == (
+        30,
+        40,
+        10,
+        [],
+    )
+    assert (earlier.processed_count, earlier.published_count, earlier.lock_skip_count, earlier.errors) == (
+        20,
+        10,
+        0,
+        [],
+    )
     assert breached_ids(support) == set(tickets)
     assert sorted(event.ticket_id for event in events()) == sorted(tickets)
 
@@ -70,7 +79,7 @@ def test_thousand_idle_cycles(support: Support, cycle: Cycle, events: Events) ->
     published, rows = events(), row_versions(support)
     assert len(published) == 20
     totals = [
-        (report.processed, report.published, report.batches, report.backlog, report.errors)
+        (report.processed_count, report.published_count, report.batch_count, report.backlog_count, report.errors)
         for report in (cycle() for _ in range(1_000))
     ]
     assert totals == [(0, 0, 0, 0, [])] * 1_000
@@ -88,7 +97,7 @@ def test_killed_after_mark_before_publish(
     assert breached_ids(support) == set(tickets[:30])
     assert events() == []
     report = cycle(given)
-    assert (report.processed, report.published, report.errors) == (10, 40, [])
+    assert (report.processed_count, report.published_count, report.errors) == (10, 40, [])
     assert [event.ticket_id for event in events()] == tickets
 
 
@@ -101,5 +110,5 @@ def test_killed_inside_a_batch(
         pod.die()
     assert breached_ids(support) == set(tickets[:10])
     report = cycle(given)
-    assert (report.processed, report.published, report.errors) == (20, 30, [])
+    assert (report.processed_count, report.published_count, report.errors) == (20, 30, [])
     assert [event.ticket_id for event in events()] == tickets

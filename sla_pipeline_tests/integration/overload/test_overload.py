@@ -96,7 +96,7 @@ def test_what_comes_into_a_backlog_is_taken_in_its_turn(support: Support, cycle:
     waves = [f"wave{number}" for number in range(10)]
     come_overdue(support, waves[0], 140, due_hours_ago=24, now=NOW)
     for number, wave in enumerate(waves[1:], start=1):
-        assert cycle(given).processed == given.ceiling
+        assert cycle(given).processed_count == given.ceiling
         come_overdue(support, wave, given.ceiling // 2, due_hours_ago=24 - number, now=NOW)
     while cycle(given).has_more:
         pass
@@ -129,7 +129,12 @@ def test_the_ends_of_the_ranges(
 ) -> None:
     tickets = make_tickets(support, overdue, **FIRST_RESPONSE_OVERDUE)
     report = cycle(CycleInput(batch_size, max_batches))
-    assert (report.processed, report.batches, report.has_more, report.errors) == (marked, batches, has_more, [])
-    assert (report.published, report.backlog) == (marked, overdue - marked)
+    assert (report.processed_count, report.batch_count, report.has_more, report.errors) == (
+        marked,
+        batches,
+        has_more,
+        [],
+    )
+    assert (report.published_count, report.backlog_count) == (marked, overdue - marked)
     assert breached_ids(support) == set(tickets[:marked])
     assert [event.ticket_id for event in events()] == tickets[:marked]

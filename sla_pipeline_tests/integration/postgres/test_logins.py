@@ -11,7 +11,8 @@ from psycopg import sql
 from typer.testing import CliRunner
 
 from sla_pipeline import cli
-from sla_pipeline.errors import PostgresSetupError, PostgresUnavailable
+from sla_pipeline.cli.exit_codes import exit_code as cli_exit_code
+from sla_pipeline.errors import PostgresSetupError, PostgresUnavailable, SlaPipelineError
 from sla_pipeline.postgres.migrate import upgrade
 from sla_pipeline.postgres.session import PostgresSettings
 from sla_pipeline_tests.integration.postgres.conftest import NewLogin
@@ -145,7 +146,8 @@ def test_commands_of_worker_and_owner_end_with_the_same_exit_code(
     monkeypatch.setenv("SLA_KAFKA_BOOTSTRAP_SERVERS", "127.0.0.1:1")
     for command in (["preview"], ["verify"], ["migrate", "--no-topics"], ["recover", "--yes"]):
         error = CliRunner().invoke(cli.app, command).exception
-        assert cli._exit_code(error) == exit_code, (command, error)  # type: ignore[arg-type]
+        assert isinstance(error, SlaPipelineError)
+        assert cli_exit_code(error) == exit_code, (command, error)
         assert ("SLA_POSTGRES_OWNER_URL" in str(error)) == (command[0] in ("migrate", "recover"))
 
 

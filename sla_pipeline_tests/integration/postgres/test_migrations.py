@@ -18,8 +18,8 @@ from sla_pipeline.postgres.migrate import downgrade, upgrade
 from sla_pipeline.postgres.schema import REVISION
 from sla_pipeline.postgres.session import PostgresSettings
 from sla_pipeline.postgres.settings import OWNER_URL
-from sla_pipeline_tests.integration.kafka.waiting import wait_until
 from sla_pipeline_tests.integration.postgres.conftest import NewDatabase
+from sla_pipeline_tests.waiting import wait_until
 
 _INDEXES = [ours.name for ours in OUR_INDEXES]
 _OURS = [

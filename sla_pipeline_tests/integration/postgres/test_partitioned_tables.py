@@ -16,14 +16,13 @@ from sla_pipeline.errors import PostgresBusy, PostgresSetupError
 from sla_pipeline.kafka.relay import Relay
 from sla_pipeline.kafka.settings import KafkaSettings
 from sla_pipeline.monitor.runner import run_cycle
-from sla_pipeline.monitor.steps import Database
 from sla_pipeline.postgres import index_build
+from sla_pipeline.postgres.database import Database
 from sla_pipeline.postgres.indexes import DEFINITIONS, OUR_INDEXES, missing_indexes
 from sla_pipeline.postgres.migrate import downgrade, upgrade
 from sla_pipeline.postgres.session import PostgresSettings
 from sla_pipeline.postgres.tickets import claim, count_backlog, lock_batch, preview
 from sla_pipeline_tests.integration.conftest import Events
-from sla_pipeline_tests.integration.kafka.waiting import wait_until
 from sla_pipeline_tests.integration.postgres.conftest import NewDatabase
 from sla_pipeline_tests.integration.postgres.tables_of_others import make_hashed_table, make_table
 from sla_pipeline_tests.tickets import (
@@ -35,6 +34,7 @@ from sla_pipeline_tests.tickets import (
     make_ticket,
     make_tickets,
 )
+from sla_pipeline_tests.waiting import wait_until
 
 _LEAF_COUNT = 4
 _FIRST, _RESOLUTION = OUR_INDEXES
@@ -312,13 +312,18 @@ def test_a_whole_cycle_on_a_partitioned_table(
     with psycopg.connect(url) as operator:
         held = operator.execute("select id::text from support.tickets where id = %s for update", (first[7],)).fetchone()
         report = run_cycle(database, relay, clock=clock)
-        assert (report.processed, report.lock_skips, report.published, report.backlog) == (39, 1, 39, 2)
+        assert (report.processed_count, report.lock_skip_count, report.published_count, report.backlog_count) == (
+            39,
+            1,
+            39,
+            2,
+        )
         assert len(report.errors) == 1
     assert held is not None
     # its version has changed: it is tried at once
     owner.execute("update support.tickets set queue_id = gen_random_uuid() where id = %s", (bad,))
     report = run_cycle(database, relay, clock=clock)
-    assert (report.processed, report.errors, report.backlog) == (2, [], 0)
+    assert (report.processed_count, report.errors, report.backlog_count) == (2, [], 0)
     database.close()
     assert breached_ids(owner) == {*first, *late, bad} == {event.ticket_id for event in events()}
     assert look(owner, first[0])["updated_at"] == NOW

@@ -17,16 +17,16 @@ from sla_pipeline.errors import PostgresSetupError, PostgresUnavailable
 from sla_pipeline.kafka.relay import Relay
 from sla_pipeline.kafka.settings import KafkaSettings
 from sla_pipeline.monitor.runner import run_cycle
-from sla_pipeline.monitor.steps import Database
 from sla_pipeline.postgres import session as session_module
+from sla_pipeline.postgres.database import Database
 from sla_pipeline.postgres.migrate import upgrade
 from sla_pipeline.postgres.outbox import PostgresOutbox
-from sla_pipeline.postgres.rebase import RepairablePostgresOutbox
 from sla_pipeline.postgres.session import PostgresSettings
+from sla_pipeline.recovery.outbox_repair import RepairableOutbox
 from sla_pipeline_tests.integration.conftest import Cycle, Events
-from sla_pipeline_tests.integration.kafka.waiting import wait_until
 from sla_pipeline_tests.integration.postgres.pgbouncer import PGBOUNCER, Pooler, pgbouncer
 from sla_pipeline_tests.tickets import FIRST_RESPONSE_OVERDUE, NOW, breached_ids, make_ticket, make_tickets
+from sla_pipeline_tests.waiting import wait_until
 
 pytestmark = pytest.mark.skipif(
     PGBOUNCER is None, reason="no pgbouncer on this machine (Debian: apt-get install pgbouncer)"
@@ -213,7 +213,7 @@ def test_a_row_level_policy_is_refused_through_a_pooler_too(
             run_cycle(database, relay, clock=SimulatedClock(NOW)).raise_if_failed()
         support.execute(f"alter role {worker_login[0]} bypassrls")
         try:
-            assert run_cycle(database, relay, clock=SimulatedClock(NOW)).processed == 1
+            assert run_cycle(database, relay, clock=SimulatedClock(NOW)).processed_count == 1
         finally:
             support.execute(f"alter role {worker_login[0]} nobypassrls")
 
@@ -244,7 +244,7 @@ _WAYS: dict[str, Callable[[str, KafkaSettings], object]] = {
     "migrate": lambda url, _: upgrade(url),
     "preview, schedule": lambda url, _: PostgresSettings(url).connect(purpose="preview").close(),
     "relay": lambda url, _: PostgresOutbox(PostgresSettings(url)).close(),
-    "recover": lambda url, _: RepairablePostgresOutbox(PostgresSettings(url)).close(),
+    "recover": lambda url, _: RepairableOutbox(PostgresSettings(url)).close(),
     "verify": lambda url, kafka: verify(PostgresSettings(url), kafka, now_utc=NOW),
 }
 

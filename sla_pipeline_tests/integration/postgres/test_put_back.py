@@ -10,8 +10,8 @@ import pytest
 from alembic.runtime.migration import MigrationContext
 
 from sla_pipeline.errors import PostgresBusy, PostgresSetupError
-from sla_pipeline.monitor.steps import Database
 from sla_pipeline.postgres import migrate
+from sla_pipeline.postgres.database import Database
 from sla_pipeline.postgres.indexes import OUR_INDEXES
 from sla_pipeline.postgres.migrate import downgrade, upgrade
 from sla_pipeline_tests.integration.conftest import Cycle, Events
@@ -80,7 +80,7 @@ def test_what_is_lost_is_put_back(
     assert _comparable(dump(owner_url)) == made
     ticket = make_ticket(support, **FIRST_RESPONSE_OVERDUE)
     assert (report := cycle()).errors == []
-    assert (report.processed, report.published) == (1, 1)
+    assert (report.processed_count, report.published_count) == (1, 1)
     assert [event.ticket_id for event in events()] == [ticket]
 
 
@@ -222,7 +222,7 @@ def test_cycles_go_on_while_what_is_lost_is_put_back(
 
     def begin(self: Any, *arguments: Any, **options: Any) -> Any:
         make_ticket(support, **FIRST_RESPONSE_OVERDUE)
-        processed.append(cycle().processed)
+        processed.append(cycle().processed_count)
         return plain(self, *arguments, **options)
 
     monkeypatch.setattr(MigrationContext, "begin_transaction", begin)

@@ -13,13 +13,13 @@ from sla_pipeline.cycle import SimulatedClock
 from sla_pipeline.errors import PostgresSetupError, PostgresUnavailable
 from sla_pipeline.kafka.relay import Relay
 from sla_pipeline.monitor.runner import run_cycle
-from sla_pipeline.monitor.steps import Database
+from sla_pipeline.postgres.database import Database
 from sla_pipeline.postgres.migrate import upgrade
 from sla_pipeline.postgres.session import PostgresSettings, translated_errors
 from sla_pipeline_tests.integration.conftest import Cycle, Events
-from sla_pipeline_tests.integration.kafka.waiting import wait_until
 from sla_pipeline_tests.integration.postgres.conftest import NewDatabase
 from sla_pipeline_tests.tickets import FIRST_RESPONSE_OVERDUE, NOW, breached_ids, make_ticket
+from sla_pipeline_tests.waiting import wait_until
 
 Support = psycopg.Connection[Any]
 

@@ -21,7 +21,8 @@ from sla_pipeline.errors import PostgresSetupError
 from sla_pipeline.kafka.relay import Relay
 from sla_pipeline.kafka.settings import KafkaSettings
 from sla_pipeline.monitor.runner import run_cycle
-from sla_pipeline.monitor.steps import Database, claim_overdue
+from sla_pipeline.monitor.steps import claim_overdue
+from sla_pipeline.postgres.database import Database
 from sla_pipeline.postgres.indexes import DEFINITIONS, missing_indexes
 from sla_pipeline.postgres.migrate import upgrade
 from sla_pipeline.postgres.session import PostgresSettings
@@ -170,7 +171,7 @@ def test_a_shape_that_is_accepted_is_right_to_the_end(
             assert len(other_queues_first(session, [str(row["id"]) for row in made], [str(made[0]["queue_id"])])) == 2
         report = run_cycle(database, relay, clock=SimulatedClock(NOW))
         database.close()
-        assert (report.processed, report.published, report.errors) == (2, 2, [])
+        assert (report.processed_count, report.published_count, report.errors) == (2, 2, [])
         assert breached_ids(support) == {str(row["id"]) for row in made}
         numbers = {
             str(ticket_id): number for ticket_id, number in support.execute("select id, number from support.tickets")
@@ -456,7 +457,8 @@ def test_a_column_that_only_the_audit_reads_does_not_stop_cycles(
 ) -> None:
     make_ticket(support, **FIRST_RESPONSE_OVERDUE)
     support.execute("alter table support.tickets drop column created_at")
-    assert claim_overdue(database, SimulatedClock(NOW), CycleInput(), run_id="r").claimed_count == 1
+    claim = claim_overdue(database, SimulatedClock(NOW), CycleInput(), run_id="r")
+    assert claim.totals.claimed_count == 1
     with pytest.raises(PostgresSetupError, match="column created_at is missing, needed is timestamp with time zone"):
         verify(PostgresSettings(worker_url), kafka_settings, now_utc=NOW)
 

@@ -18,11 +18,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
 from sla_pipeline.breach import judge
-from sla_pipeline.cycle import CycleInput
+from sla_pipeline.cycle import Claim, CycleInput, CycleTotals
 from sla_pipeline.errors import PostgresUnavailable
 from sla_pipeline.kafka.relay import STEPS
 from sla_pipeline.monitor import steps
 from sla_pipeline.monitor.runner import run_cycle
+from sla_pipeline.postgres.database import Database
 from sla_pipeline_tests.integration.state_machine.model import claimable, overdue
 from sla_pipeline_tests.integration.state_machine.publishers import (
     Crashed,
@@ -48,8 +49,8 @@ _batch_counts = st.integers(1, 3)
 class OpenCycle:
     """A cycle that has claimed and is not at its end."""
 
-    database: steps.Database
-    claim: steps.Claim
+    database: Database
+    claim: Claim
     waiting: list[tuple[str, ...]]
     """Batches that are still to be marked."""
 
@@ -138,14 +139,14 @@ class SlaMonitorMachine(SupportMachine):
         cycle = done[position % len(done)]
         self.cycles.remove(cycle)
         waiting = self.oracle.state.last_seq - self.oracle.state.published_seq
-        marked = steps.mark_breached(cycle.database, replace(cycle.claim, batches=()))
-        report = steps.close_cycle(
-            cycle.database, self.clock, steps.publish_breaches(cycle.database, lambda: self.relay, marked)
-        )
+        claim = replace(cycle.claim, batches=())
+        steps.mark_breached(cycle.database, claim)
+        steps.publish_breaches(cycle.database, lambda: self.relay, claim)
+        report = steps.close_cycle(cycle.database, self.clock, claim)
         self._assert_no_errors_but_an_outage(report.errors)
-        assert report.backlog == len(overdue(self.oracle.tickets.values(), self.clock.moment))
+        assert report.backlog_count == len(overdue(self.oracle.tickets.values(), self.clock.moment))
         # less when a publisher died between its commit and the copy of the position
-        assert report.published <= waiting
+        assert report.published_count <= waiting
         self._assert_all_published()
         cycle.database.close()
 
@@ -153,14 +154,14 @@ class SlaMonitorMachine(SupportMachine):
     def a_whole_cycle_runs(self, batch_size: int, max_batches: int) -> None:
         self._run_cycle(CycleInput(batch_size, max_batches))
 
-    def _run_cycle(self, given: CycleInput) -> steps.CycleReport:
+    def _run_cycle(self, given: CycleInput) -> CycleTotals:
         database = self.world.pod()
         claimed = claimable(self.oracle.state, self.clock.moment, given.ceiling)
         expected, bad, _ = self._split(claimed, self.clock.moment)
         report = run_cycle(database, self.relay, given, clock=self.clock)
         database.close()
         assert sorted(self.newly_marked()) == sorted(expected)
-        assert report.processed == len(expected)
+        assert report.processed_count == len(expected)
         assert len([error for error in report.errors if " set aside: the event cannot be built: " in error]) == len(bad)
         self._assert_no_errors_but_an_outage([error for error in report.errors if " set aside: " not in error])
         self._assert_all_published()
@@ -190,11 +191,12 @@ class SlaMonitorMachine(SupportMachine):
 
     def _mark(self, cycle: OpenCycle, batches: Sequence[tuple[str, ...]]) -> None:
         expected, bad, held = self._markable(cycle, itertools.chain(*batches))
-        marked = steps.mark_breached(cycle.database, replace(cycle.claim, batches=tuple(batches)))
+        totals = CycleTotals(cycle_id=cycle.claim.totals.cycle_id)
+        steps.mark_breached(cycle.database, replace(cycle.claim, batches=tuple(batches), totals=totals))
         assert sorted(self.newly_marked()) == sorted(expected)
-        assert marked.totals.processed == len(expected)
-        assert marked.totals.lock_skips == len(held)
-        assert marked.totals.errors.count == len(bad)
+        assert totals.processed_count == len(expected)
+        assert totals.lock_skip_count == len(held)
+        assert totals.error_count == len(bad)
         assert {row.ticket_id for row in self.oracle.state.set_aside} >= set(bad)
 
     def _markable(self, cycle: OpenCycle, ids: Iterable[str]) -> tuple[list[str], list[str], list[str]]:
@@ -280,7 +282,7 @@ class SlaMonitorMachine(SupportMachine):
         self.clock.moment += 2 * HOUR
         left = [t for t in self.oracle.tickets.values() if judge(t, self.clock.moment)]
         report = self._run_cycle(CycleInput())
-        assert report.processed == len([ticket for ticket in left if not ticket.is_bad])
-        assert report.backlog == len([ticket for ticket in left if ticket.is_bad])
+        assert report.processed_count == len([ticket for ticket in left if not ticket.is_bad])
+        assert report.backlog_count == len([ticket for ticket in left if ticket.is_bad])
         again = self._run_cycle(CycleInput())
-        assert (again.processed, again.published) == (0, 0)
+        assert (again.processed_count, again.published_count) == (0, 0)

@@ -18,12 +18,12 @@ from sla_pipeline.errors import KafkaUnavailable
 from sla_pipeline.kafka.relay import TRANSACTION_LIMIT, Relay
 from sla_pipeline.kafka.settings import KafkaSettings
 from sla_pipeline.kafka.topics import create_topics
-from sla_pipeline.monitor.steps import Database
+from sla_pipeline.postgres.database import Database
 from sla_pipeline.postgres.outbox import PostgresOutbox
 from sla_pipeline.postgres.session import PostgresSettings
-from sla_pipeline_tests.integration.kafka.waiting import wait_until
 from sla_pipeline_tests.integration.state_machine.model import COLUMNS, Record, SetAside, State, Ticket
 from sla_pipeline_tests.integration.state_machine.witness import Witness
+from sla_pipeline_tests.waiting import wait_until
 
 __all__ = ["HOLDS", "World", "through_outages"]
 

@@ -3,7 +3,6 @@
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from sla_pipeline.cycle import BreachRecord
 from sla_pipeline.errors import (
     KafkaSetupError,
     KafkaUnavailable,
@@ -13,6 +12,7 @@ from sla_pipeline.errors import (
 )
 from sla_pipeline.kafka.faults import Scene, configuration_fault, described_record, more_telling, translate
 from sla_pipeline.kafka.settings import KafkaSettings
+from sla_pipeline.outbox import BreachRecord
 
 _SETTINGS = KafkaSettings("kafka:9092", "events", {"sasl.password": "swordfish"})
 _RECORD = BreachRecord(17, "7d444840-9dc0-11d1-b245-5ffdce74fad2", "run-1", '{"Number":"TCK-9"}')

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from sla_pipeline.cycle import BreachRecord
 from sla_pipeline.errors import FailClosed
 from sla_pipeline.kafka.progress import PROGRESS_KEY, Progress, record_digest
+from sla_pipeline.outbox import BreachRecord
 
 _RECORDS = [BreachRecord(seq, f"ticket-{seq}", "run-1", f'{{"TicketId":"ticket-{seq}"}}') for seq in (8, 9, 10)]
 

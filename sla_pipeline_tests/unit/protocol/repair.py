@@ -1,7 +1,7 @@
 """What ``sla-pipeline recover`` does, on the model's world: one more process that may run at any moment, beside
 publishers.
 
-What belongs here: its moves, as values; what it concludes is asked of ``sla_pipeline.kafka.recovery.judge`` itself.
+What belongs here: its moves, as values; what it concludes is asked of ``sla_pipeline.recovery.diagnosis.compare`` itself.
 What does not: when the moves happen (``model.py``).
 """
 
@@ -9,8 +9,8 @@ import sys
 from functools import cache
 
 from sla_pipeline.kafka.progress import Progress
-from sla_pipeline.kafka.published import TopicContents
-from sla_pipeline.kafka.recovery import Diagnosis, State, judge
+from sla_pipeline.recovery.diagnosis import Diagnosis, State, compare
+from sla_pipeline.recovery.topic_contents import TopicContents
 from sla_pipeline_tests.unit.protocol.world import ZERO, Repair, Row, Transaction, World
 
 __all__ = ["begun", "can_go_on", "compared", "mended", "noted", "sending", "sent"]
@@ -36,7 +36,7 @@ def _diagnosis(
         if progress
         else None
     )
-    return judge(topic, known, last_seq=len(rows), published_seq=published_seq, progress=newest, elsewhere=elsewhere)
+    return compare(topic, known, last_seq=len(rows), published_seq=published_seq, progress=newest, elsewhere=elsewhere)
 
 
 def begun(world: World) -> World:

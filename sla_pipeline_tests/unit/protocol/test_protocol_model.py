@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from sla_pipeline.cycle import BreachRecord
 from sla_pipeline.errors import FailClosed
-from sla_pipeline.kafka.agreement import require_agreement, require_progress, waiting_records
+from sla_pipeline.kafka.consistency import require_agreement, require_progress, waiting_records
 from sla_pipeline.kafka.progress import Progress
 from sla_pipeline.kafka.relay import STEPS
+from sla_pipeline.outbox import BreachRecord
 from sla_pipeline_tests.unit.protocol.explorer import Result, explore
 from sla_pipeline_tests.unit.protocol.model import Model, Protocol, Surroundings
 from sla_pipeline_tests.unit.protocol.world import IDLE, NO_RECORD, PROPERTIES, ZERO, Publisher, Row, World, agree

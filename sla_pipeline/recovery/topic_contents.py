@@ -16,7 +16,6 @@ from confluent_kafka import KafkaException
 from confluent_kafka import TopicPartition as Partition
 from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 
-from sla_pipeline.cycle import BreachRecord, PublishedRecord
 from sla_pipeline.errors import FailClosed
 from sla_pipeline.event import REPUBLISHED_HEADER
 from sla_pipeline.kafka.clients import ClientReports, open_admin, translated
@@ -26,8 +25,9 @@ from sla_pipeline.kafka.foreign import place_of, shown
 from sla_pipeline.kafka.headers import sequence_in
 from sla_pipeline.kafka.progress import record_digest
 from sla_pipeline.kafka.settings import KafkaSettings
+from sla_pipeline.outbox import BreachRecord
 
-__all__ = ["TopicContents", "published_record", "read_records", "scan_topic"]
+__all__ = ["PublishedRecord", "TopicContents", "published_record", "read_records", "scan_topic"]
 
 # examples kept of each kind of fault
 _EXAMPLES = 3
@@ -35,6 +35,17 @@ _EXAMPLES = 3
 _TICKET_ID = re.compile(rb"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 # bound of one look-up of offsets; a healthy broker answers in milliseconds
 _LOOK_UP_SECONDS = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedRecord:
+    """A breach record rebuilt from its event, with the columns that the outbox keeps beside the payload."""
+
+    record: BreachRecord
+    number: str
+    kind: str
+    due_at: datetime
+    breached_at: datetime
 
 
 @dataclass(slots=True)

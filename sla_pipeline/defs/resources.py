@@ -1,8 +1,7 @@
-"""Dagster's resources: Postgres and Kafka, opened at first use, closed at the end of the run; values between the ops.
+"""Resources: Postgres and Kafka, opened at first use, closed at the end of the run; values between the ops.
 
-What belongs here: when a run reads its settings from the environment. They are no fields of Dagster's configuration:
-those are read when the location loads, in another process and at another time than the run. What does not: connecting
-(``postgres/``, ``kafka/``).
+Each run reads its settings from the environment. They are no fields of Dagster's configuration: those are read when
+the location loads, in another process and at another time, and a wrong variable would take the location down.
 """
 
 import contextlib
@@ -12,11 +11,20 @@ import dagster as dg
 
 from sla_pipeline.kafka.relay import Relay
 from sla_pipeline.kafka.settings import KafkaSettings
-from sla_pipeline.monitor.steps import Database
+from sla_pipeline.postgres.database import Database
 from sla_pipeline.postgres.session import PostgresSettings
 from sla_pipeline.postgres.settings import single_runner_from_environment
 
-__all__ = ["RE_EXECUTE_ALL", "KafkaResource", "PostgresResource", "cycle_values", "kafka", "postgres"]
+__all__ = [
+    "RE_EXECUTE_ALL",
+    "CycleValues",
+    "KafkaResource",
+    "PostgresResource",
+    "cycle_values",
+    "defs",
+    "kafka",
+    "postgres",
+]
 
 # Remedy shown by every failed run, in the words of the run's page.
 RE_EXECUTE_ALL = (
@@ -26,19 +34,17 @@ RE_EXECUTE_ALL = (
 
 
 class PostgresResource:
-    """The support service's database, reached with the worker's login, as the environment says when a run or a tick
-    uses it.
-    """
+    """The support service's database, with the worker's login; settings are read when a run or a tick uses it."""
 
     def __init__(self) -> None:
         self._database: Database | None = None
 
     def settings(self) -> PostgresSettings:
-        """Read now. Raises ``ConfigurationError``."""
+        """Return the settings of the environment. Raises ``ConfigurationError``."""
         return PostgresSettings.from_environment()
 
     def database(self) -> Database:
-        """The run's session, opened at its first use. Raises ``ConfigurationError``."""
+        """Return the run's database, opened at its first use. Raises ``ConfigurationError``."""
         if self._database is None:
             self._database = Database(self.settings(), single_runner=single_runner_from_environment())
         return self._database
@@ -51,13 +57,13 @@ class PostgresResource:
 
 
 class KafkaResource:
-    """The brokers and the topic that breach events go to, as the environment says when a run uses them."""
+    """The brokers and the topic of breach events; settings are read when a run uses them."""
 
     def __init__(self) -> None:
         self._relay: Relay | None = None
 
     def relay(self) -> Relay:
-        """The run's relay, made at its first use; it connects when it publishes. Raises ``ConfigurationError``."""
+        """Return the run's relay, made at first use; it connects when it publishes. Raises ``ConfigurationError``."""
         if self._relay is None:
             self._relay = Relay(KafkaSettings.from_environment())
         return self._relay
@@ -75,7 +81,7 @@ class KafkaResource:
     "uses it.",
 )
 def postgres() -> Iterator[PostgresResource]:
-    """Made once per run, closed at its end."""
+    """Yield one resource per run, closed at the run's end."""
     with contextlib.closing(PostgresResource()) as resource:
         yield resource
 
@@ -85,7 +91,7 @@ def postgres() -> Iterator[PostgresResource]:
     description="The brokers and the topic of breach events, as the variables SLA_KAFKA_* say when a run uses them.",
 )
 def kafka() -> Iterator[KafkaResource]:
-    """Made once per run, closed at its end."""
+    """Yield one resource per run, closed at the run's end."""
     with contextlib.closing(KafkaResource()) as resource:
         yield resource
 
@@ -120,5 +126,19 @@ class CycleValues(dg.IOManager):
 
 @dg.io_manager(description="Values passed between the ops of a cycle, in memory; none outlives its run.")
 def cycle_values() -> CycleValues:
-    """Made once per run."""
+    """Return one IO manager per run."""
     return CycleValues()
+
+
+@dg.definitions
+def defs() -> dg.Definitions:
+    """Resources and executor of every job of the location, of the implicit one behind the UI's buttons too.
+
+    The executor runs all ops in one process: those of a cycle pass their values in memory, and a process per op costs
+    more than a second each, every minute. ``cycle_values`` is for these ops only; another asset's value goes to
+    Dagster's default storage.
+    """
+    return dg.Definitions(
+        executor=dg.in_process_executor,
+        resources={"postgres": postgres, "kafka": kafka, "cycle_values": cycle_values},
+    )

@@ -7,9 +7,9 @@ doubles or loses events.
 
 from collections.abc import Sequence
 
-from sla_pipeline.cycle import BreachRecord
 from sla_pipeline.errors import FailClosed
 from sla_pipeline.kafka.progress import RECOVERY, Progress, record_digest
+from sla_pipeline.outbox import BreachRecord
 
 __all__ = ["require_agreement", "require_progress", "waiting_records"]
 

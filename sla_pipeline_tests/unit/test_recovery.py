@@ -4,11 +4,11 @@ import sys
 
 import pytest
 
-from sla_pipeline.cycle import BreachRecord
 from sla_pipeline.errors import FailClosed
 from sla_pipeline.kafka.progress import Progress
-from sla_pipeline.kafka.published import TopicContents, published_record
-from sla_pipeline.kafka.recovery import Diagnosis, State, judge
+from sla_pipeline.outbox import BreachRecord
+from sla_pipeline.recovery.diagnosis import Diagnosis, State, compare
+from sla_pipeline.recovery.topic_contents import TopicContents, published_record
 
 
 def digest(seq: int, timeline: str = "a") -> str:
@@ -37,20 +37,28 @@ _FIVE, _NINE = range(1, 6), range(1, 10)
 
 
 def test_all_agrees() -> None:
-    assert told(judge(topic(*_FIVE), rows(*_NINE), last_seq=9, published_seq=5, progress=at(5))) == (State.AGREED, 5, 5)
+    assert told(compare(topic(*_FIVE), rows(*_NINE), last_seq=9, published_seq=5, progress=at(5))) == (
+        State.AGREED,
+        5,
+        5,
+    )
 
 
 def test_a_copy_that_lags_is_no_fault() -> None:
-    assert told(judge(topic(*_FIVE), rows(*_NINE), last_seq=9, published_seq=3, progress=at(5))) == (State.AGREED, 5, 5)
+    assert told(compare(topic(*_FIVE), rows(*_NINE), last_seq=9, published_seq=3, progress=at(5))) == (
+        State.AGREED,
+        5,
+        5,
+    )
 
 
 def test_a_new_installation_agrees() -> None:
-    assert told(judge(topic(), {}, last_seq=0, published_seq=0, progress=at(0))) == (State.AGREED, 0, 0)
+    assert told(compare(topic(), {}, last_seq=0, published_seq=0, progress=at(0))) == (State.AGREED, 0, 0)
 
 
 def test_a_lost_progress_record_is_found_again_on_the_topic() -> None:
     """Even where Postgres does not know the last of it."""
-    assert told(judge(topic(*_FIVE), rows(*_NINE), last_seq=9, published_seq=3, progress=None)) == (
+    assert told(compare(topic(*_FIVE), rows(*_NINE), last_seq=9, published_seq=3, progress=None)) == (
         State.PROGRESS_LOST,
         5,
         5,
@@ -58,7 +66,7 @@ def test_a_lost_progress_record_is_found_again_on_the_topic() -> None:
 
 
 def test_a_progress_record_made_anew_at_zero_is_a_lost_one() -> None:
-    assert told(judge(topic(*_FIVE), rows(*_NINE), last_seq=9, published_seq=5, progress=at(0))) == (
+    assert told(compare(topic(*_FIVE), rows(*_NINE), last_seq=9, published_seq=5, progress=at(0))) == (
         State.PROGRESS_LOST,
         5,
         5,
@@ -66,13 +74,13 @@ def test_a_progress_record_made_anew_at_zero_is_a_lost_one() -> None:
 
 
 def test_where_the_topic_has_forgotten_the_copy_in_postgres_counts() -> None:
-    diagnosis = judge(topic(expired_below=ALL), rows(5, 6, 7), last_seq=7, published_seq=5, progress=None)
+    diagnosis = compare(topic(expired_below=ALL), rows(5, 6, 7), last_seq=7, published_seq=5, progress=None)
     assert told(diagnosis) == (State.PROGRESS_LOST, 0, 5)
     assert any("rests on Postgres alone" in line for line in diagnosis.lines())
 
 
 def test_events_that_have_expired_do_not_undo_a_progress_record_that_postgres_confirms() -> None:
-    assert told(judge(topic(expired_below=ALL), rows(5, 6, 7, 8), last_seq=8, published_seq=5, progress=at(7))) == (
+    assert told(compare(topic(expired_below=ALL), rows(5, 6, 7, 8), last_seq=8, published_seq=5, progress=at(7))) == (
         State.AGREED,
         0,
         7,
@@ -80,12 +88,14 @@ def test_events_that_have_expired_do_not_undo_a_progress_record_that_postgres_co
 
 
 def test_records_that_housekeeping_deleted_are_not_lost() -> None:
-    assert told(judge(topic(*_FIVE), rows(4, 5, 6), last_seq=6, published_seq=5, progress=at(5))) == (
+    assert told(compare(topic(*_FIVE), rows(4, 5, 6), last_seq=6, published_seq=5, progress=at(5))) == (
         State.AGREED,
         5,
         5,
     )
-    assert told(judge(topic(*_FIVE, expired_below=ALL), rows(9, 10), last_seq=10, published_seq=9, progress=at(9))) == (
+    assert told(
+        compare(topic(*_FIVE, expired_below=ALL), rows(9, 10), last_seq=10, published_seq=9, progress=at(9))
+    ) == (
         State.AGREED,
         5,
         9,
@@ -93,7 +103,7 @@ def test_records_that_housekeeping_deleted_are_not_lost() -> None:
 
 
 def test_a_database_behind_the_topic_gets_its_records_back() -> None:
-    diagnosis = judge(topic(*_NINE), rows(*_FIVE), last_seq=5, published_seq=5, progress=at(9))
+    diagnosis = compare(topic(*_NINE), rows(*_FIVE), last_seq=5, published_seq=5, progress=at(9))
     assert told(diagnosis) == (State.DATABASE_REWOUND, 5, 9)
     assert diagnosis.lost_count == 4
     assert any("write 4 records back from their events (sequences 6 to 9)" in line for line in diagnosis.lines())
@@ -101,7 +111,7 @@ def test_a_database_behind_the_topic_gets_its_records_back() -> None:
 
 def test_a_database_that_went_on_after_a_restore_shares_only_what_came_before() -> None:
     went_on = rows(*_FIVE) | rows(*range(6, 13), timeline="b")
-    assert told(judge(topic(*_NINE), went_on, last_seq=12, published_seq=5, progress=at(9))) == (
+    assert told(compare(topic(*_NINE), went_on, last_seq=12, published_seq=5, progress=at(9))) == (
         State.DATABASE_REWOUND,
         5,
         9,
@@ -109,9 +119,13 @@ def test_a_database_that_went_on_after_a_restore_shares_only_what_came_before() 
 
 
 def test_an_empty_database_gets_all_back_when_the_topic_goes_back_to_the_first_event() -> None:
-    assert told(judge(topic(*_NINE), {}, last_seq=0, published_seq=0, progress=at(9))) == (State.DATABASE_REWOUND, 0, 9)
+    assert told(compare(topic(*_NINE), {}, last_seq=0, published_seq=0, progress=at(9))) == (
+        State.DATABASE_REWOUND,
+        0,
+        9,
+    )
     other = rows(*range(1, 4), timeline="b")
-    assert told(judge(topic(*_NINE), other, last_seq=3, published_seq=0, progress=None)) == (
+    assert told(compare(topic(*_NINE), other, last_seq=3, published_seq=0, progress=None)) == (
         State.DATABASE_REWOUND,
         0,
         9,
@@ -119,7 +133,7 @@ def test_an_empty_database_gets_all_back_when_the_topic_goes_back_to_the_first_e
 
 
 def test_new_records_under_old_sequences_are_not_taken_for_published_when_those_events_have_expired() -> None:
-    diagnosis = judge(
+    diagnosis = compare(
         topic(*range(8, 21), expired_below=8),
         rows(5) | rows(6, 7, timeline="b"),
         last_seq=7,
@@ -130,7 +144,7 @@ def test_new_records_under_old_sequences_are_not_taken_for_published_when_those_
 
 
 def test_a_database_restored_to_just_before_the_oldest_event() -> None:
-    assert told(judge(topic(6, 7, 8, 9, expired_below=6), rows(), last_seq=5, published_seq=5, progress=at(9))) == (
+    assert told(compare(topic(6, 7, 8, 9, expired_below=6), rows(), last_seq=5, published_seq=5, progress=at(9))) == (
         State.DATABASE_REWOUND,
         5,
         9,
@@ -141,36 +155,38 @@ def test_a_database_restored_to_just_before_the_oldest_event() -> None:
     ("found", "reason"),
     [
         (
-            judge(topic(7, 8, 9), rows(), last_seq=5, published_seq=5, progress=at(9)),
+            compare(topic(7, 8, 9), rows(), last_seq=5, published_seq=5, progress=at(9)),
             "events from sequence 6 on are missing from the topic",
         ),
         (
-            judge(topic(4, 5, 6, 8, 9), rows(4, 5), last_seq=5, published_seq=5, progress=at(9)),
+            compare(topic(4, 5, 6, 8, 9), rows(4, 5), last_seq=5, published_seq=5, progress=at(9)),
             "complete from 8 on only",
         ),
         (
-            judge(topic(*range(3, 10)), rows(*range(3, 8), timeline="b"), last_seq=7, published_seq=2, progress=at(9)),
+            compare(
+                topic(*range(3, 10)), rows(*range(3, 8), timeline="b"), last_seq=7, published_seq=2, progress=at(9)
+            ),
             "no record in Postgres matches an event on the topic, which goes back to sequence 3 only",
         ),
         (
-            judge(topic(*_FIVE), rows(*_FIVE, 7), last_seq=7, published_seq=5, progress=at(5)),
+            compare(topic(*_FIVE), rows(*_FIVE, 7), last_seq=7, published_seq=5, progress=at(5)),
             "record 6 is missing from Postgres",
         ),
         (
-            judge(topic(*_FIVE), rows(6, 7), last_seq=7, published_seq=5, progress=at(5)),
+            compare(topic(*_FIVE), rows(6, 7), last_seq=7, published_seq=5, progress=at(5)),
             "record 5 is missing from Postgres",
         ),
-        (judge(topic(*_FIVE), {}, last_seq=7, published_seq=5, progress=at(5)), "record 6 is missing from Postgres"),
+        (compare(topic(*_FIVE), {}, last_seq=7, published_seq=5, progress=at(5)), "record 6 is missing from Postgres"),
         (
-            judge(topic(), rows(*_FIVE), last_seq=5, published_seq=5, progress=at(9)),
+            compare(topic(), rows(*_FIVE), last_seq=5, published_seq=5, progress=at(9)),
             "says that 9 is published, but no event nor record",
         ),
         (
-            judge(topic(*_FIVE), rows(*_FIVE) | {2: "other"}, last_seq=5, published_seq=5, progress=at(5)),
+            compare(topic(*_FIVE), rows(*_FIVE) | {2: "other"}, last_seq=5, published_seq=5, progress=at(5)),
             "record 2 differs from its event, but record 5, which came later, does not",
         ),
         (
-            judge(
+            compare(
                 TopicContents(topic(*_FIVE).digests, faults=["ticket t is on the topic twice"]),
                 rows(*_FIVE),
                 last_seq=5,
@@ -193,20 +209,20 @@ def test_what_cannot_be_told_is_not_guessed(found: Diagnosis, reason: str) -> No
 
 def test_a_topic_made_anew_lacks_what_was_published_before() -> None:
     """All of it, or all but what was published since; in both cases the positions agree."""
-    diagnosis = judge(topic(), rows(*_NINE), last_seq=9, published_seq=5, progress=at(5))
+    diagnosis = compare(topic(), rows(*_NINE), last_seq=9, published_seq=5, progress=at(5))
     assert told(diagnosis) == (State.EVENTS_MISSING, 0, 5)
     assert (diagnosis.missing, diagnosis.missing_count) == ((range(1, 6),), 5)
-    diagnosis = judge(topic(6, 7), rows(*_NINE), last_seq=9, published_seq=7, progress=at(7))
+    diagnosis = compare(topic(6, 7), rows(*_NINE), last_seq=9, published_seq=7, progress=at(7))
     assert (told(diagnosis), diagnosis.missing) == ((State.EVENTS_MISSING, 7, 7), (range(1, 6),))
 
 
 def test_what_postgres_does_not_know_to_be_published_is_missing_too_when_the_progress_record_shows_it() -> None:
-    diagnosis = judge(topic(), rows(*_NINE), last_seq=9, published_seq=0, progress=at(5))
+    diagnosis = compare(topic(), rows(*_NINE), last_seq=9, published_seq=0, progress=at(5))
     assert (told(diagnosis), diagnosis.missing) == ((State.EVENTS_MISSING, 0, 5), (range(1, 6),))
 
 
 def test_holes_in_the_middle_are_missing_each() -> None:
-    diagnosis = judge(topic(1, 4, 5, 7, 9), rows(*_NINE), last_seq=9, published_seq=9, progress=at(9))
+    diagnosis = compare(topic(1, 4, 5, 7, 9), rows(*_NINE), last_seq=9, published_seq=9, progress=at(9))
     assert (diagnosis.state, diagnosis.missing) == (State.EVENTS_MISSING, (range(2, 4), range(6, 7), range(8, 9)))
     assert any(
         "4 published records have no event on the topic (sequences 2 to 3, 6, 8)" in line for line in diagnosis.lines()
@@ -217,45 +233,45 @@ def test_events_that_may_have_expired_are_not_missing() -> None:
     """Partition by partition: 4 is the highest first sequence of those that lost events, so 6 is missing, 3 may have
     expired.
     """
-    diagnosis = judge(
+    diagnosis = compare(
         topic(2, 4, 5, 7, expired_below=4), rows(*range(1, 8)), last_seq=7, published_seq=7, progress=at(7)
     )
     assert (diagnosis.state, diagnosis.missing) == (State.EVENTS_MISSING, (range(6, 7),))
-    diagnosis = judge(
+    diagnosis = compare(
         topic(2, 4, 5, 6, 7, expired_below=4), rows(*range(1, 8)), last_seq=7, published_seq=7, progress=at(7)
     )
     assert (diagnosis.state, diagnosis.missing) == (State.AGREED, ())
 
 
 def test_waiting_records_are_not_missing() -> None:
-    assert judge(topic(), rows(*_FIVE), last_seq=5, published_seq=0, progress=at(0)).state is State.AGREED
+    assert compare(topic(), rows(*_FIVE), last_seq=5, published_seq=0, progress=at(0)).state is State.AGREED
 
 
 def test_another_repair_comes_before_the_missing_events() -> None:
     """Both are found at once; the position must be settled before anything is published again."""
-    lost = judge(topic(4, 5), rows(*_FIVE), last_seq=5, published_seq=5, progress=None)
+    lost = compare(topic(4, 5), rows(*_FIVE), last_seq=5, published_seq=5, progress=None)
     assert (told(lost), lost.missing) == ((State.PROGRESS_LOST, 5, 5), (range(1, 4),))
     went_on = rows(*_FIVE) | rows(6, 7, 8, timeline="b")
-    rewound = judge(topic(*range(4, 10)), went_on, last_seq=8, published_seq=5, progress=at(9))
+    rewound = compare(topic(*range(4, 10)), went_on, last_seq=8, published_seq=5, progress=at(9))
     # 6 to 9 come back from their events, so of the rows only 1 to 3 have none
     assert (told(rewound), rewound.missing) == ((State.DATABASE_REWOUND, 5, 9), (range(1, 4),))
     assert any("the repair below comes first" in line for line in rewound.lines())
 
 
 def test_a_record_whose_ticket_has_another_event_is_not_published_again() -> None:
-    diagnosis = judge(topic(1, 3), rows(1, 2, 3), last_seq=3, published_seq=3, progress=at(3), elsewhere={2: 3})
+    diagnosis = compare(topic(1, 3), rows(1, 2, 3), last_seq=3, published_seq=3, progress=at(3), elsewhere={2: 3})
     assert diagnosis.state is State.UNDECIDABLE
     assert diagnosis.reasons == ("record 2 has no event, but its ticket has one, under sequence 3",)
 
 
 def test_the_confirmation_says_what_is_not_proven() -> None:
-    diagnosis = judge(topic(), rows(*_FIVE), last_seq=5, published_seq=5, progress=at(5))
+    diagnosis = compare(topic(), rows(*_FIVE), last_seq=5, published_seq=5, progress=at(5))
     assert any("not that nobody has read them" in line for line in diagnosis.lines())
     assert diagnosis.question == "Publish 5 events again now?"
 
 
 def test_a_diagnosis_with_other_missing_events_is_another_repair() -> None:
-    one, two = (judge(topic(*on), rows(*_FIVE), last_seq=5, published_seq=5, progress=at(5)) for on in ((), (1,)))
+    one, two = (compare(topic(*on), rows(*_FIVE), last_seq=5, published_seq=5, progress=at(5)) for on in ((), (1,)))
     assert one.repairs != two.repairs
 
 

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sla_pipeline.cycle import BreachRecord
 from sla_pipeline.errors import FailClosed
-from sla_pipeline.kafka.agreement import require_agreement, require_progress, waiting_records
+from sla_pipeline.kafka.consistency import require_agreement, require_progress, waiting_records
 from sla_pipeline.kafka.progress import Progress, record_digest
+from sla_pipeline.outbox import BreachRecord
 
 
 def rows(*sequences: int, run: str = "run-1") -> list[BreachRecord]:

@@ -13,17 +13,16 @@ nobody else can commit. After a crash the next recovery reads the topic and find
 from collections.abc import Iterator, Sequence
 from itertools import chain, islice
 
-from sla_pipeline.cycle import BreachRecord
 from sla_pipeline.errors import FailClosed, PublisherFenced
 from sla_pipeline.event import REPUBLISHED_HEADER, event_headers, event_key
 from sla_pipeline.kafka.clients import ANY_PARTITION, TransactionalProducer, translated
 from sla_pipeline.kafka.deadline import Deadline
 from sla_pipeline.kafka.events import OnProgress
-from sla_pipeline.kafka.outbox import Outbox
 from sla_pipeline.kafka.progress import PROGRESS_KEY, PROGRESS_PARTITION, Progress, ProgressReader
 from sla_pipeline.kafka.refusals import fence
 from sla_pipeline.kafka.settings import KafkaSettings
 from sla_pipeline.kafka.topics import check_topics
+from sla_pipeline.outbox import BreachRecord, Outbox
 
 __all__ = ["TRANSACTION_RECORDS", "missing_records", "republish"]
 

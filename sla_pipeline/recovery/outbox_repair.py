@@ -1,6 +1,6 @@
 """The one change that recovery makes to the outbox: published records that Postgres lost are written back under their old sequences.
 
-What belongs here: the statements of ``kafka.recovery.RepairableOutbox``. What does not: when they are called for. Needs
+What belongs here: the statements of ``RepairableOutbox``. What does not: when they are called for. Needs
 the owner's login: the worker may not delete a record.
 """
 
@@ -9,13 +9,13 @@ from itertools import islice
 
 import psycopg
 
-from sla_pipeline.cycle import PublishedRecord
 from sla_pipeline.errors import FailClosed
 from sla_pipeline.postgres.faults import fault_name
 from sla_pipeline.postgres.outbox import PostgresOutbox
 from sla_pipeline.postgres.session import PostgresSettings, translated_errors
+from sla_pipeline.recovery.topic_contents import PublishedRecord
 
-__all__ = ["RepairablePostgresOutbox"]
+__all__ = ["RepairableOutbox"]
 
 # rows of one round trip while records arrive from Kafka
 _STAGED_ROWS = 1_000
@@ -63,7 +63,7 @@ where id = 1
 """
 
 
-class RepairablePostgresOutbox(PostgresOutbox):
+class RepairableOutbox(PostgresOutbox):
     """The outbox with ``rebase``; the relay's lock and the change have a session each, so that a long change does
     not let the lock go.
     """
@@ -77,7 +77,7 @@ class RepairablePostgresOutbox(PostgresOutbox):
         self._repair.close()
         super().close()
 
-    def rebase(self, published: Iterable[PublishedRecord], *, common_seq: int, last_seq: int) -> None:
+    def write_back(self, published: Iterable[PublishedRecord], *, common_seq: int, last_seq: int) -> None:
         """Put ``published``, the records ``common_seq + 1`` to ``last_seq``, in the place of the records after ``common_seq``.
 
         One transaction, after all of ``published`` has arrived. Later records of the same tickets go, for their event

@@ -1,0 +1,1 @@
+"""The minute job: asset, ops, checks, job and schedule of a cycle."""
