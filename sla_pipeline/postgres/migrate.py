@@ -22,7 +22,7 @@ from sqlalchemy.pool import NullPool
 
 from sla_pipeline.errors import PostgresBusy, PostgresSetupError
 from sla_pipeline.postgres.faults import translate
-from sla_pipeline.postgres.index_build import require_free_names
+from sla_pipeline.postgres.indexes import require_free_names
 from sla_pipeline.postgres.schema import SCHEMA, VERSION_TABLE
 from sla_pipeline.postgres.session import PostgresSettings
 from sla_pipeline.postgres.settings import OWNER_URL

@@ -17,9 +17,9 @@ from sla_pipeline.kafka.relay import Relay
 from sla_pipeline.kafka.settings import KafkaSettings
 from sla_pipeline.monitor.runner import run_cycle
 from sla_pipeline.monitor.steps import Database
-from sla_pipeline.postgres import index_build
 from sla_pipeline.postgres.indexes import DEFINITIONS, OUR_INDEXES, missing_indexes
 from sla_pipeline.postgres.migrate import downgrade, upgrade
+from sla_pipeline.postgres.migrations import index_build
 from sla_pipeline.postgres.session import PostgresSettings
 from sla_pipeline.postgres.tickets import claim, count_backlog, lock_batch, preview
 from sla_pipeline_tests.integration.conftest import Events

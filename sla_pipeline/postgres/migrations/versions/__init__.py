@@ -1,4 +1,4 @@
-"""The revisions, in two branches. Those of ``sla_monitor`` only add what is missing: `migrate` runs all of them each time.
+"""The revisions, in two branches. Each is frozen text: it is never edited once a database has run it.
 
-A revision that renames or drops something must take it out of the earlier ones, or they would put it back.
+`migrate` runs the revisions of branch ``sla_monitor`` again each time, so each of them only adds what is missing.
 """
