@@ -42,12 +42,14 @@ OUR_INDEXES = (
 # Indexes of the table itself: on a partitioned one, an index represents those of all partitions and is valid when they
 # all are. To print a definition locks the table for a moment, as reading it does.
 DEFINITIONS = """
-select pg_get_indexdef(indexrelid), indisvalid and indisready from pg_index where indrelid = to_regclass('support.tickets')
+select pg_get_indexdef(indexrelid), indisvalid and indisready
+from pg_index where indrelid = to_regclass('support.tickets')
 """
 # Bounds the wait behind somebody who rebuilds the table, which takes long: a warning is not worth a longer wait.
 _WAIT_MS = 50
 _RELATION_OF_NAME = """
-select c.relkind::text, i.indrelid = to_regclass('{table}'), case when i.indexrelid is not null then pg_get_indexdef(c.oid) end
+select c.relkind::text, i.indrelid = to_regclass('{table}'),
+    case when i.indexrelid is not null then pg_get_indexdef(c.oid) end
 from pg_class c left join pg_index i on i.indexrelid = c.oid where c.oid = to_regclass('{schema}.{name}')
 """
 _RELATION_KINDS = {"v": "view", "m": "materialized view", "S": "sequence", "f": "foreign table", "c": "type"}

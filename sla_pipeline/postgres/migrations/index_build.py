@@ -15,6 +15,7 @@ import sqlalchemy
 from sqlalchemy import Connection
 
 from sla_pipeline.errors import PostgresBusy, PostgresSetupError
+from sla_pipeline.postgres.migrations.additive import is_dropped_later
 from sla_pipeline.postgres.migrations.index_definition import IndexDefinition
 
 __all__ = ["build", "drop"]
@@ -55,7 +56,8 @@ select c.oid, quote_ident(n.nspname) || '.' || quote_ident(c.relname), quote_ide
 from pg_class c join pg_namespace n on n.oid = c.relnamespace where {which} order by c.oid
 """
 _INDEXES = """
-select c.oid, quote_ident(n.nspname) || '.' || quote_ident(c.relname), i.indisvalid and i.indisready, h.inhparent, pg_get_indexdef(c.oid)
+select c.oid, quote_ident(n.nspname) || '.' || quote_ident(c.relname), i.indisvalid and i.indisready, h.inhparent,
+    pg_get_indexdef(c.oid)
 from pg_index i join pg_class c on c.oid = i.indexrelid join pg_namespace n on n.oid = c.relnamespace
 left join pg_inherits h on h.inhrelid = c.oid
 where i.indrelid = {oid} order by i.indisvalid desc, c.oid
@@ -63,12 +65,14 @@ where i.indrelid = {oid} order by i.indisvalid desc, c.oid
 
 
 def build(connection: Connection, index: IndexDefinition) -> None:
-    """Build ``index`` unless the table has it; build again what an interrupted run has left half built.
+    """Build ``index`` unless the table has it or a later revision drops it. A half-built one is built again.
 
     ``connection`` is in autocommit mode. Writers continue meanwhile: partitions are indexed concurrently and attached,
     which takes short locks only. A partition that is added later gets its index from the table's. Raises
     ``PostgresBusy`` when others hold the table for long; the next run continues.
     """
+    if is_dropped_later(f"{index.schema}.{index.name}"):
+        return
     (table,) = _relations(connection, _ROOT.format(table=index.table))
     usual = connection.exec_driver_sql("show lock_timeout").scalar()
     built = _ensure(connection, index, table, index.name)

@@ -35,13 +35,13 @@ class IndexDefinition:
         return self.table.partition(".")[0]
 
     def is_defined_by(self, definition: str) -> bool:
-        """Return whether ``definition``, printed by ``pg_get_indexdef``, has these columns in order and this condition."""
+        """Return whether ``definition``, as ``pg_get_indexdef`` prints it, has the same columns and condition."""
         found = _DEFINITION.fullmatch(definition)
         return found is not None and found["columns"] == self.columns and _conjuncts(found["condition"]) == self.printed
 
 
 def _conjuncts(condition: str) -> frozenset[str]:
-    """Return the parts of ``((a) AND (b) AND ...)``, without casts and parentheses: these depend on the columns' types."""
+    """Return the parts of ``((a) AND (b) AND ...)``, without casts and parentheses, which depend on column types."""
     parts, depth, start = [], 0, 0
     for position, character in enumerate(condition):
         depth += (character == "(") - (character == ")")

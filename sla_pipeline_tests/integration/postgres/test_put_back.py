@@ -14,6 +14,7 @@ from sla_pipeline.monitor.steps import Database
 from sla_pipeline.postgres import migrate
 from sla_pipeline.postgres.indexes import OUR_INDEXES
 from sla_pipeline.postgres.migrate import downgrade, upgrade
+from sla_pipeline.postgres.schema import REVISION
 from sla_pipeline_tests.integration.conftest import Cycle, Events
 from sla_pipeline_tests.integration.postgres.test_migrations import _dump as dump
 from sla_pipeline_tests.tickets import FIRST_RESPONSE_OVERDUE, make_ticket
@@ -48,6 +49,7 @@ _LOSSES = {
     "every right of the worker": "revoke all on all tables in schema support from sla_worker;"
     " revoke usage on schema support from sla_worker",
     "the analysts' rights": "revoke all on all tables in schema support from sla_analyst",
+    "the oldest compatible version": "alter table support.ticket_sla_schema_version drop column compatible_from",
     "the version": "drop table support.ticket_sla_schema_version",
     "the version and the records": "drop table support.ticket_sla_schema_version, support.ticket_sla_breaches",
     "everything": "drop table support.ticket_sla_schema_version, support.ticket_sla_breaches, support.ticket_sla_relay,"
@@ -78,6 +80,9 @@ def test_what_is_lost_is_put_back(
     )
     assert [line.partition(" and is")[0] for line in said] == records
     assert _comparable(dump(owner_url)) == made
+    assert support.execute(
+        "select version_num, compatible_from from support.ticket_sla_schema_version where version_num like 'sla%'"
+    ).fetchall() == [(REVISION, REVISION)]
     ticket = make_ticket(support, **FIRST_RESPONSE_OVERDUE)
     assert (report := cycle()).errors == []
     assert (report.processed, report.published) == (1, 1)

@@ -1,13 +1,17 @@
-"""Rules of the revisions: frozen text, which imports nothing that a later version may change."""
+"""Rules of the revisions: their text is frozen, and each declares the oldest version that works after it."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
+from alembic.config import Config
+from alembic.script import ScriptDirectory
 
 from sla_pipeline.postgres import migrations
 from sla_pipeline.postgres.indexes import OUR_INDEXES
 from sla_pipeline.postgres.migrations.versions import sla_0002_indexes
+from sla_pipeline.postgres.schema import REVISION
 
 _MIGRATIONS = Path(migrations.__file__).parent
 _REVISIONS = sorted(_MIGRATIONS.glob("versions/[!_]*.py"))
@@ -51,3 +55,17 @@ def test_a_frozen_function_is_generic_and_says_that_it_is_frozen(name: str) -> N
 
 def test_the_running_code_knows_the_indexes_that_the_revision_builds() -> None:
     assert sla_0002_indexes._INDEXES == OUR_INDEXES
+
+
+def test_names_sort_in_the_order_of_the_revisions_and_no_compatibility_goes_back() -> None:
+    """A worker compares revisions as texts, and reads the newest declaration only."""
+    config = Config()
+    config.set_main_option("script_location", str(_MIGRATIONS))
+    chain = list(ScriptDirectory.from_config(config).walk_revisions("base", "sla_monitor@head"))[::-1]
+    names = [revision.revision for revision in chain]
+    assert names == sorted(names)
+    assert all(re.fullmatch(r"sla_\d{4}", name) for name in names)
+    assert names[-1] == REVISION
+    declared = [revision.module.compatible_from for revision in chain]
+    assert declared == sorted(declared)
+    assert all(oldest in names and oldest <= name for oldest, name in zip(declared, names, strict=True))

@@ -8,6 +8,7 @@ revision = "sla_0001"
 down_revision = None
 branch_labels = ("sla_monitor",)
 depends_on = None
+compatible_from = "sla_0001"
 
 
 def upgrade() -> None:

@@ -9,6 +9,7 @@ revision = "sla_0002"
 down_revision = "sla_0001"
 branch_labels = None
 depends_on = None
+compatible_from = "sla_0002"
 
 _INDEXES = (
     IndexDefinition(

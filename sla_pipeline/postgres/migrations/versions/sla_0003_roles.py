@@ -9,6 +9,7 @@ revision = "sla_0003"
 down_revision = "sla_0002"
 branch_labels = None
 depends_on = None
+compatible_from = "sla_0003"
 
 _GRANTS = (
     "usage on schema support to sla_worker, sla_analyst",

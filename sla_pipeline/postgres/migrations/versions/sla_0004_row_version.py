@@ -8,6 +8,7 @@ revision = "sla_0004"
 down_revision = "sla_0003"
 branch_labels = None
 depends_on = None
+compatible_from = "sla_0004"
 
 
 def upgrade() -> None:
