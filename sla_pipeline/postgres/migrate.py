@@ -28,7 +28,8 @@ from sla_pipeline.postgres.migrations.additive import add_missing
 from sla_pipeline.postgres.schema import SCHEMA, VERSION_TABLE
 from sla_pipeline.postgres.session import PostgresSettings
 from sla_pipeline.postgres.settings import OWNER_URL
-from sla_pipeline.postgres.tickets_table import CATALOGUE, TicketsTable, require_table
+from sla_pipeline.postgres.tickets_table import CATALOGUE, TicketsTable
+from sla_pipeline.postgres.tickets_table_faults import require_table
 
 __all__ = ["downgrade", "upgrade"]
 
@@ -116,7 +117,7 @@ def _revisions(config: Config) -> Iterator[Script]:
 def _on_version_apply(*, ctx: MigrationContext, step: MigrationInfo, **_: object) -> None:
     """Record the compatibility of the revision just run; Alembic calls this in the revision's own transaction."""
     connection, revision = ctx.connection, step.up_revision
-    if step.is_upgrade and connection is not None and hasattr(revision.module, "compatible_from"):
+    if step.is_upgrade and connection and isinstance(revision, Script) and hasattr(revision.module, "compatible_from"):
         _record_compatibility(connection, revision)
 
 

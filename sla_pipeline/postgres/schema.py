@@ -6,7 +6,8 @@ import logging
 import psycopg
 
 from sla_pipeline.errors import PostgresSetupError
-from sla_pipeline.postgres.tickets_table import read_table, require_table
+from sla_pipeline.postgres.tickets_table import read_table
+from sla_pipeline.postgres.tickets_table_faults import require_table
 
 __all__ = ["REVISION", "SCHEMA", "VERSION_TABLE", "check_revision", "check_tickets"]
 

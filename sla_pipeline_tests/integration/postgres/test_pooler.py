@@ -18,7 +18,7 @@ from sla_pipeline.kafka.relay import Relay
 from sla_pipeline.kafka.settings import KafkaSettings
 from sla_pipeline.monitor.runner import run_cycle
 from sla_pipeline.monitor.steps import Database
-from sla_pipeline.postgres import session as session_module
+from sla_pipeline.postgres import answer_timer
 from sla_pipeline.postgres.migrate import upgrade
 from sla_pipeline.postgres.outbox import PostgresOutbox
 from sla_pipeline.postgres.rebase import RepairablePostgresOutbox
@@ -224,7 +224,7 @@ def test_a_pooler_that_lets_the_first_statement_wait_is_told_as_one(
     settings, pooler = PostgresSettings, start_pooler(default_pool_size=3)
     url = pooler.url(worker_url)
     settings(url).connect(purpose="test").close()
-    monkeypatch.setattr(session_module, "_FIRST_STATEMENTS_SECONDS", 0.5)
+    monkeypatch.setattr(answer_timer, "_FIRST_STATEMENTS_SECONDS", 0.5)
     words = "does not answer the first statement within 0.5 s: a pooler that is paused, or has no server process free"
 
     pooler.admin("pause")

@@ -26,7 +26,8 @@ from sla_pipeline.postgres.indexes import DEFINITIONS, missing_indexes
 from sla_pipeline.postgres.migrate import upgrade
 from sla_pipeline.postgres.session import PostgresSettings
 from sla_pipeline.postgres.tickets import other_queues_first
-from sla_pipeline.postgres.tickets_table import NEEDED, faults, read_table
+from sla_pipeline.postgres.tickets_table import NEEDED, read_table
+from sla_pipeline.postgres.tickets_table_faults import faults
 from sla_pipeline_tests.integration.conftest import Events
 from sla_pipeline_tests.integration.postgres.conftest import NewDatabase
 from sla_pipeline_tests.integration.postgres.tables_of_others import COLUMNS, make_table

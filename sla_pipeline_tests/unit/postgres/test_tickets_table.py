@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from sla_pipeline.postgres.tickets_table import NEEDED, FoundColumn, TicketsTable, faults
+from sla_pipeline.postgres.tickets_table import NEEDED, FoundColumn, TicketsTable
+from sla_pipeline.postgres.tickets_table_faults import faults
 
 _COLUMNS = {
     needed.name: FoundColumn(needed.name, needed.types[0], needed.types[0], not_null=needed.not_null)
