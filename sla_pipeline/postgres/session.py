@@ -57,7 +57,7 @@ _MEANING = {
     "datestyle": "ISO, MDY",
     # a batch must see what an operator has committed since it began (SPEC 5.5)
     "default_transaction_isolation": "read committed",
-    # off, a crash could lose a mark whose event is published
+    # if off, a crash could lose a mark whose event is published
     "synchronous_commit": "on",
     # a row-level policy must be an error: the job would silently miss hidden tickets
     "row_security": "off",
