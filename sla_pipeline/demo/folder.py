@@ -23,12 +23,13 @@ from sla_pipeline.errors import (
     SlaPipelineError,
 )
 from sla_pipeline.kafka.settings import KafkaSettings
+from sla_pipeline.postgres.faults import first_line
 from sla_pipeline.postgres.outbox import PostgresOutbox
 from sla_pipeline.postgres.session import PostgresSettings
 from sla_pipeline.recovery.diagnosis import State
 from sla_pipeline.recovery.repair import diagnose
 
-__all__ = ["check_agreement", "claimed_folder", "first_line", "usable_or_remedy"]
+__all__ = ["check_agreement", "claimed_folder", "usable_or_remedy"]
 
 _LOCK = "demo.lock"
 # the words of the system, of PostgreSQL and of its driver, in an error or in the end of a server's log
@@ -111,8 +112,3 @@ def _unusable(state: Path, cause: str) -> ServiceError:
 
 def _remove(state: Path) -> str:
     return f"remove {state} and start again (the demo's tickets, events and Dagster runs are lost)"
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of its message, or its kind."""
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)

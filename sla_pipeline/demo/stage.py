@@ -29,7 +29,7 @@ from dagster_graphql import DagsterGraphQLClient
 from sla_pipeline.audit.findings import AuditReport
 from sla_pipeline.audit.verify import verify
 from sla_pipeline.demo.environment import Addresses, isolated_environment, second_shell_file
-from sla_pipeline.demo.folder import check_agreement, claimed_folder, first_line, usable_or_remedy
+from sla_pipeline.demo.folder import check_agreement, claimed_folder, usable_or_remedy
 from sla_pipeline.demo.incident_log import read_log
 from sla_pipeline.demo.traffic import Traffic, load_stock
 from sla_pipeline.demo.worker_login import worker_login
@@ -39,6 +39,7 @@ from sla_pipeline.errors import InputError
 from sla_pipeline.kafka.settings import KafkaSettings
 from sla_pipeline.kafka.topics import create_topics
 from sla_pipeline.postgres import journal
+from sla_pipeline.postgres.faults import first_line
 from sla_pipeline.postgres.migrate import upgrade
 from sla_pipeline.postgres.session import PostgresSettings
 

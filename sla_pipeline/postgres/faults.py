@@ -1,4 +1,4 @@
-"""Errors of the driver: how far a fault reaches, and our error for it."""
+"""Errors of the driver: their scope, and our error for each."""
 
 from enum import Enum, auto
 from typing import Protocol
@@ -10,29 +10,38 @@ from sla_pipeline.postgres.login import LoginRefusal
 from sla_pipeline.postgres.settings import OWNER_URL
 from sla_pipeline.quoting import named
 
-__all__ = ["FaultScope", "Login", "fault_name", "fault_scope", "login_fault", "stop_request_behind", "translate"]
+__all__ = [
+    "FaultScope",
+    "Login",
+    "fault_name",
+    "fault_scope",
+    "first_line",
+    "login_fault",
+    "stop_request_behind",
+    "translate",
+]
 
 
 class Login(Protocol):
-    """A login of the database, as far as a message needs it."""
+    """A login of the database: the parts that a message needs."""
 
     @property
     def variable(self) -> str:
-        """The environment variable that names it."""
+        """Environment variable that holds its URL."""
 
     @property
     def place(self) -> str:
         """Server, database and user."""
 
     def parameters(self) -> dict[str, str]:
-        """The parameters of its URL."""
+        """Return the parameters of its URL."""
 
     def has_worker_role(self) -> bool:
-        """Whether it has the rights of role sla_worker."""
+        """Return whether it has the rights of role sla_worker."""
 
 
 def stop_request_behind(error: BaseException) -> BaseException | None:
-    """The interruption during which an error arose, if there was one."""
+    """Return the interruption that led to ``error``, or None."""
     while error.__context__ is not None:
         error = error.__context__
         if not isinstance(error, Exception):
@@ -40,26 +49,31 @@ def stop_request_behind(error: BaseException) -> BaseException | None:
     return None
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of the error's text, or the name of its class."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
 class FaultScope(Enum):
-    """How far a fault reaches, as far as its code shows. Only a trial of the other rows shows the rest."""
+    """Scope of a fault, as far as its SQLSTATE shows. Only a trial of the other rows shows more."""
 
     CONNECTION = auto()
     """The session is gone."""
     BUSY = auto()
-    """A time-out, a lock or a deadlock: the same statement may pass later, or with fewer rows."""
+    """A timeout, a lock or a deadlock: the same statement may succeed later, or with fewer rows."""
     ENVIRONMENT = auto()
-    """A right, an object or a resource is missing: probably for every row, unless a trigger raises the code for one."""
+    """A missing right, object or resource: probably for every row, unless a trigger raises the code for one."""
     ROW = auto()
     """A constraint or a trigger refuses a row's data."""
 
 
 _BUSY_STATES = ("57014", "55P03")
-# server, session, resources, rights and missing objects
+# SQLSTATE classes of the server, the session, resources, rights and missing objects
 _ENVIRONMENT_CLASSES = ("08", "25", "28", "3D", "3F", "42", "53", "54", "55", "57", "58", "F0", "XX")
 
 
 def fault_scope(error: psycopg.Error, connection: psycopg.Connection) -> FaultScope:
-    """The scope of an error that ``connection`` raised."""
+    """Return the scope of an error that ``connection`` raised."""
     if connection.closed or error.sqlstate is None:
         return FaultScope.CONNECTION
     if error.sqlstate in _BUSY_STATES or error.sqlstate.startswith("40"):
@@ -67,36 +81,35 @@ def fault_scope(error: psycopg.Error, connection: psycopg.Connection) -> FaultSc
     return FaultScope.ENVIRONMENT if error.sqlstate.startswith(_ENVIRONMENT_CLASSES) else FaultScope.ROW
 
 
-# the session was ended
+# SQLSTATE classes after which the session is gone
 _CONNECTION_STATES = ("08", "57P")
-# messages from these source files of the server name an object or a time-out and nothing else, also inside a trigger
+# messages from these source files of the server name only an object or a timeout, even inside a trigger
 _SAFE_SOURCES = ("aclchk.c", "deadlock.c", "namespace.c", "parse_relation.c", "postgres.c", "proc.c")
-# the source files of the server in which it refuses for a missing right, or for a row-level policy
+# the server's source files that raise a missing right, and a row-level policy
 _RIGHTS_SOURCE, _POLICIES_SOURCE = "aclchk.c", "rls.c"
 
 
 def fault_name(error: psycopg.Error) -> str:
-    """Class, code and constraint of a fault; never the server's text, which may repeat what a row holds."""
+    """Return class, code and constraint of a fault; never the server's text, which may repeat a row's values."""
     constraint = f", constraint {named(error.diag.constraint_name)}" if error.diag.constraint_name else ""
     return f"{type(error).__name__} ({error.sqlstate or 'no SQLSTATE'}){constraint}"
 
 
 def _safe_text(error: psycopg.Error) -> str:
-    """The server's text where the server itself wrote it; ``fault_name`` where a function or trigger may have
-    written it.
-    """
+    """Return the server's text, or ``fault_name`` where a function or trigger may have written the text."""
     if error.sqlstate is None:
-        return (str(error).strip().splitlines() or [""])[0]
+        return first_line(error)
     if error.diag.context is None or error.diag.source_file in _SAFE_SOURCES:
         return error.diag.message_primary or fault_name(error)
     return f"{fault_name(error)} in a function or trigger of the database"
 
 
-def translate(  # noqa: PLR0911 - one return a fault reads best
+def translate(  # noqa: PLR0911 - one return per fault reads best
     error: psycopg.Error, login: Login
 ) -> PostgresSetupError | PostgresUnavailable:
-    """Our error for one of an open session: ``PostgresSetupError`` when it will last, ``PostgresUnavailable`` for a
-    server away or busy.
+    """Return our error for one of an open session.
+
+    ``PostgresSetupError`` is permanent; ``PostgresUnavailable`` means that the server is unreachable or busy.
     """
     text, where = _safe_text(error), login.place
     match error:
@@ -162,7 +175,7 @@ def _right_missing(error: psycopg.Error, text: str, login: Login) -> PostgresSet
 def login_fault(
     error: psycopg.Error, refusal: LoginRefusal | None, login: Login
 ) -> PostgresSetupError | PostgresUnavailable:
-    """Our error for a session that could not be opened. ``refusal`` is given when a server was reached and refuses."""
+    """Return our error for a session that could not be opened; ``refusal`` is set if a server refused the login."""
     text = _login_text(error, login)
     if refusal is None:
         return _unavailable(text, login)
@@ -178,30 +191,30 @@ def _unavailable(text: str, login: Login) -> PostgresUnavailable:
 
 
 def _login_text(error: psycopg.Error, login: Login) -> str:
-    lines = str(error).strip().splitlines() or [""]
-    # of several servers, each has a line in the driver's list
+    lines = str(error).strip().splitlines()
+    # the driver lists several servers, one line each
     text = _one_line([line for line in lines if line.startswith("- host: ")]) or "; ".join(
-        # a second try, with TLS or without, has a line of its own; others are hints
-        [lines[0], *(line for line in lines[1:] if line.startswith("connection "))]
+        # the attempt with TLS and the one without have a line each; the other lines are hints
+        [first_line(error), *(line for line in lines[1:] if line.startswith("connection "))]
     )
     password = login.parameters().get("password")
-    # the stars would reveal a password that is also a part of a name
+    # the stars would reveal a password that is also part of a name in the message
     return text.replace(password, "***") if password and password not in login.place else text
 
 
 def _one_line(lines: list[str]) -> str:
-    """The servers' refusals on one line."""
+    """Join the servers' refusals into one line."""
     return "; ".join(line.partition("hostaddr: ")[2].partition(": ")[2] for line in lines)
 
 
 _REMEDIES_OF_LOGINS = {
-    # no such role, a role that may not log in, or no entry for it and this way of connecting
+    # no such role, a role that may not log in, or no entry in pg_hba.conf for it
     "28000": "check user and database in {variable}, `alter role USER login`, and the server's pg_hba.conf",
     "28P01": "check user and password in {variable}",
     "3D000": "check the database in {variable}",
     "42501": "`grant connect on database DATABASE to USER`",
     "55000": "`alter database DATABASE with allow_connections true`",
-    # a pooler's code for all of its refusals
+    # older poolers use this code for all their refusals
     "08P01": "check user, password, database and options in {variable}, and the pooler's configuration",
     "": "the server answered, and the driver goes no further: check password, port and parameters such as sslmode in "
     "{variable}",

@@ -1,95 +1,68 @@
-"""Our two partial indexes on the support service's table: their definitions, and the warning where the table lacks one.
+"""Two partial indexes on the support service's table: their definitions, and the checks of the running code.
 
-What does not belong here: building them (``index_build.py``), and which statement needs which (``tickets.py``). An
-index counts by its definition, not by its name: one that somebody made by hand is as good.
+Revision ``sla_0002`` builds them from definitions of its own; a test holds the two equal. An index is recognized by its
+definition, not by its name: one that somebody built by hand is as good.
 """
 
 import logging
-import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import psycopg
 
-__all__ = ["DEFINITIONS", "OUR_INDEXES", "OurIndex", "missing_indexes", "warn_of_missing"]
+from sla_pipeline.errors import PostgresSetupError
+from sla_pipeline.postgres.migrations.index_definition import IndexDefinition
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+__all__ = ["DEFINITIONS", "OUR_INDEXES", "missing_indexes", "require_free_names", "warn_of_missing"]
 
 log = logging.getLogger(__name__)
 
-# a unique or a covering index could not be attached to ours on a partitioned table
-_DEFINITION = re.compile(
-    r"CREATE INDEX .*? USING btree \((?P<columns>[^()]*)\)(?: WITH \([^()]*\))? WHERE (?P<condition>.*)"
-)
-_NAME = r'(?:"[^"]*"|\w+)'
-_CAST = re.compile(rf"::(?:character varying|{_NAME}(?:\.{_NAME})?)(?:\(\d+\))?(?:\[\])?")
-
-
-@dataclass(frozen=True, slots=True)
-class OurIndex:
-    """One index: its definition in SQL, and its condition as Postgres prints it, without casts and parentheses."""
-
-    name: str
-    columns: str
-    condition: str
-    printed: frozenset[str]
-
-    def is_defined_by(self, definition: str) -> bool:
-        """Whether ``definition``, printed by ``pg_get_indexdef``, has the same columns in the same order, and the
-        same condition.
-        """
-        found = _DEFINITION.fullmatch(definition)
-        return found is not None and found["columns"] == self.columns and _conjuncts(found["condition"]) == self.printed
-
-
-# the statuses and the flags stand in the predicates of tickets.py as literals, in this form, or the planner does not
-# use these
+# the predicates of tickets.py repeat these statuses and flags as literals; in any other form the planner does not use
+# the indexes
 OUR_INDEXES = (
-    OurIndex(
+    IndexDefinition(
         "ticket_sla_first_response_overdue",
+        "support.tickets",
         "first_response_due_at, id",
         "status in ('New', 'InWork') and not sla_breached and first_response_at is null",
         frozenset(("status = ANY ARRAY['New', 'InWork']", "NOT sla_breached", "first_response_at IS NULL")),
     ),
-    OurIndex(
+    IndexDefinition(
         "ticket_sla_resolution_overdue",
+        "support.tickets",
         "resolution_due_at",
         "status = 'InWork' and not sla_breached and resolved_at is null",
         frozenset(("status = 'InWork'", "NOT sla_breached", "resolved_at IS NULL")),
     ),
 )
 
-
-def _conjuncts(condition: str) -> frozenset[str]:
-    """The parts of ``((a) AND (b) AND ...)``.
-
-    Casts and parentheses go: which ones are printed depends on the columns' types.
-    """
-    parts, depth, start = [], 0, 0
-    for position, character in enumerate(condition):
-        depth += (character == "(") - (character == ")")
-        if depth == 1 and condition.startswith(" AND ", position):
-            parts.append(condition[start:position])
-            start = position + len(" AND ")
-    parts.append(condition[start:])
-    return frozenset(re.sub(r"[()]", "", _CAST.sub("", part)).strip() for part in parts)
-
-
-# Of the table itself: on a partitioned one an index stands for those of all partitions, and is valid when all of them
-# are. Printing a definition locks the table for a moment, as reading it would.
+# Indexes of the table itself: on a partitioned one, an index represents those of all partitions and is valid when they
+# all are. To print a definition locks the table for a moment, as reading it does.
 DEFINITIONS = """
-select pg_get_indexdef(indexrelid), indisvalid and indisready from pg_index where indrelid = to_regclass('support.tickets')
+select pg_get_indexdef(indexrelid), indisvalid and indisready
+from pg_index where indrelid = to_regclass('support.tickets')
 """
-# Whoever rebuilds the table holds it for long; a warning is not worth the wait.
+# Bounds the wait behind somebody who rebuilds the table, which takes long: a warning is not worth a longer wait.
 _WAIT_MS = 50
+_RELATION_OF_NAME = """
+select c.relkind::text, i.indrelid = to_regclass('{table}'),
+    case when i.indexrelid is not null then pg_get_indexdef(c.oid) end
+from pg_class c left join pg_index i on i.indexrelid = c.oid where c.oid = to_regclass('{schema}.{name}')
+"""
+_RELATION_KINDS = {"v": "view", "m": "materialized view", "S": "sequence", "f": "foreign table", "c": "type"}
 
 
-def missing_indexes(found: Iterable[tuple[str, bool]]) -> list[OurIndex]:
-    """Those of ours that are not among ``found``, rows of ``DEFINITIONS``, under any name, or are half built."""
+def missing_indexes(found: Iterable[tuple[str, bool]]) -> list[IndexDefinition]:
+    """Return those of our indexes that ``found``, rows of ``DEFINITIONS``, has under no name, or only half built."""
     valid = [definition for definition, is_valid in found if is_valid]
-    return [ours for ours in OUR_INDEXES if not any(map(ours.is_defined_by, valid))]
+    return [index for index in OUR_INDEXES if not any(map(index.is_defined_by, valid))]
 
 
 def warn_of_missing(connection: psycopg.Connection) -> None:
-    """Log a warning for each of our indexes that is missing or half built; the job works without, slower."""
+    """Log a warning for each of our indexes that is missing or half built; the job works without it, but slower."""
     try:
         with connection.pipeline(), connection.transaction():
             connection.execute(f"set local lock_timeout = {_WAIT_MS}")
@@ -97,8 +70,25 @@ def warn_of_missing(connection: psycopg.Connection) -> None:
         found = cursor.fetchall()
     except psycopg.errors.LockNotAvailable:
         return
-    for ours in missing_indexes(found):
+    for index in missing_indexes(found):
         log.warning(
             "index missing: cycles get slower as tickets grow; run `sla-pipeline migrate`",
-            extra={"index": f"support.{ours.name}"},
+            extra={"index": f"{index.schema}.{index.name}"},
+        )
+
+
+def require_free_names(connection: "Connection") -> None:
+    """Raise ``PostgresSetupError`` where another relation has the name of an index that is missing."""
+    found = connection.exec_driver_sql(DEFINITIONS).fetchall()
+    for index in missing_indexes((definition, valid) for definition, valid in found):
+        statement = _RELATION_OF_NAME.format(table=index.table, schema=index.schema, name=index.name)
+        row = connection.exec_driver_sql(statement).fetchone()
+        if row is None or (row[1] and index.is_defined_by(row[2])):
+            continue
+        what, kind = (row[2], "index") if row[2] else ("not an index", _RELATION_KINDS.get(row[0], "table"))
+        name = f"{index.schema}.{index.name}"
+        raise PostgresSetupError(
+            f"the name {name} is taken by another {kind} ({what}), needed is an index of {index.table} on "
+            f"({index.columns}) where {index.condition}. Nothing was touched; rename the other one (`alter {kind} "
+            f"{name} rename to OTHER_NAME`) and run `sla-pipeline migrate` again"
         )

@@ -1,4 +1,4 @@
-"""Finds out why a login failed, by what happened on the wire: the server's words are in its own language.
+"""Diagnosis of a failed login, from the wire protocol: the server's text may be in any language.
 
 libpq reports a refused login as text alone, without an SQLSTATE. So one more attempt is made under libpq's protocol
 trace, which holds the code of the server's refusal. The trace goes to memory and is never shown: it may hold a
@@ -20,19 +20,20 @@ from psycopg.pq import ConnStatus, PGconn, PollingStatus, Trace, abc
 
 __all__ = ["LoginRefusal", "refusal_of"]
 
-# a server that refuses does it in milliseconds; the first attempt has waited already
+# Bounds the diagnosis. A server that refuses does so in milliseconds, and the first attempt has waited already.
 _DIAGNOSIS_SECONDS = 3.0
-# the fields up to the code are written by the server itself, and none of them can hold a line break
+# the server writes the fields up to the code itself, and none of them can hold a line break
 _REFUSAL = re.compile(rb'^B\t\d+\tErrorResponse\t S "[^"\n]*"(?: V "[A-Z]+")? C "([0-9A-Z]{5})" M "(.*)', re.MULTILINE)
+# Bounds the memory that the text of a trace takes, in bytes.
 _LONGEST_TRACE = 100_000
-# as libpq writes a server's answer, in whatever language: severity, a colon, two blanks
+# libpq prints a server's answer, in any language, as severity, a colon and two blanks
 _ANSWER_IN_TEXT = re.compile(r"failed: [^\s:]+:  ")
-# resources, shutdown and start-up, a lost connection, a time-out, the operating system
+# SQLSTATEs of resources, shutdown and start-up, a lost connection, a timeout, the operating system
 _PASSING_CLASSES = ("08", "40", "53", "55P03", "57", "58")
 _DATABASE_DROPPED, _PROTOCOL_VIOLATION = "57P04", "08P01"
 _NO_ENTRY = b"28000"
-# PgBouncer up to 1.18 gives all of its refusals one code. Its words, which are translated nowhere, show those that
-# pass.
+# PgBouncer up to 1.18 has one code for all its refusals. Its texts, which are never translated, show the temporary
+# ones.
 _PASSING_WORDS_OF_A_POOLER = (
     "pgbouncer cannot connect to server",
     "server login has been failing",
@@ -45,21 +46,18 @@ _PASSING_WORDS_OF_A_POOLER = (
 
 @dataclass(frozen=True, slots=True)
 class LoginRefusal:
-    """A server was reached and refuses for as long as nobody changes something; ``sqlstate`` is None where the
-    driver gave up.
-    """
+    """Permanent refusal of a login by a server; ``sqlstate`` is None where the driver ended the attempt."""
 
     sqlstate: str | None
 
 
 def refusal_of(error: psycopg.Error, attempts: Sequence[str]) -> LoginRefusal | None:
-    """The lasting refusal behind a failed login, or None when it may succeed later.
+    """Return the permanent refusal behind a failed login, or None when a later attempt may succeed.
 
-    ``attempts`` are the connection strings, one for each server. A refusal with a code holds whatever the other servers
-    do: they share logins. Without one (no TLS there, a standby) another server may be the right one, so all of them
-    must have been reached.
+    ``attempts`` are the connection strings, one for each server. One refusal with a code suffices: the servers share
+    their logins. Without a code (no TLS there, a standby) another server may accept, so all of them must have refused.
     """
-    # nobody has answered, or there is no such host: a second look would wait as long
+    # no server answered, or the host does not exist: a second attempt would wait as long
     if len(attempts) == 1 and error.pgconn is None:
         return None
     deadline = time.monotonic() + _DIAGNOSIS_SECONDS
@@ -74,7 +72,7 @@ def _refusal_by(conninfo: str, deadline: float, text: str) -> LoginRefusal | Non
     connection = PGconn.connect_start(conninfo.encode())
     try:
         with _traced(connection) as trace:
-            driver_gave_up = _fails_by_the_drivers_choice(connection, deadline)
+            driver_gave_up = _driver_gives_up(connection, deadline)
             if connection.status == ConnStatus.OK:
                 return None
     finally:
@@ -82,22 +80,19 @@ def _refusal_by(conninfo: str, deadline: float, text: str) -> LoginRefusal | Non
     if not trace.supported and _ANSWER_IN_TEXT.search(text):
         return LoginRefusal(None)
     if codes := _REFUSAL.findall(trace.text):
-        # with TLS and without, one after the other: pg_hba.conf refuses the one, the other shows the cause
+        # libpq tries with TLS and without: pg_hba.conf refuses one attempt, the other one has the cause
         code = next((found for found in codes if found[0] != _NO_ENTRY), codes[0])
         sqlstate, words = (found.decode(errors="replace") for found in code)
         return None if _may_pass(sqlstate, words) else LoginRefusal(sqlstate)
     return LoginRefusal(None) if driver_gave_up else None
 
 
-def _fails_by_the_drivers_choice(connection: abc.PGconn, deadline: float) -> bool:
-    """Log in.
-
-    True when the driver ends the attempt at something that a server has sent: no TLS, a question for a password.
-    """
+def _driver_gives_up(connection: abc.PGconn, deadline: float) -> bool:
+    """Log in; return True when the driver ends the attempt after an answer (no TLS there, a password is required)."""
     status, answered, hung_up = PollingStatus.WRITING, False, False
     while connection.status != ConnStatus.BAD and status not in (PollingStatus.OK, PollingStatus.FAILED):
         reading = status == PollingStatus.READING
-        # not select(), which takes no descriptor above 1023
+        # select() takes no descriptor above 1023
         waiting = select.poll()
         waiting.register(connection.socket, select.POLLIN if reading else select.POLLOUT)
         if not waiting.poll(max(0.0, deadline - time.monotonic()) * 1000):
@@ -121,8 +116,8 @@ class _TraceText:
 
 @contextlib.contextmanager
 def _traced(connection: abc.PGconn) -> Iterator[_TraceText]:
-    """Trace the protocol's messages for the length of the block; afterwards they are in the text."""
-    # libpq traces on Linux only; elsewhere an answer in the form of a server's counts as a refusal
+    """Trace the protocol's messages during the block; the text is complete afterwards."""
+    # libpq traces on Linux only; elsewhere an error text in the form of a server's answer counts as a refusal
     if not sys.platform.startswith("linux") or connection.status == ConnStatus.BAD:
         yield _TraceText(supported=sys.platform.startswith("linux"))
         return
@@ -134,7 +129,7 @@ def _traced(connection: abc.PGconn) -> Iterator[_TraceText]:
         try:
             yield trace
         finally:
-            # writes what is buffered; the driver must not use the descriptor after it is closed
+            # untrace writes the buffer; the driver must not use the descriptor after it is closed
             connection.untrace()
         trace.text = os.pread(memory, _LONGEST_TRACE, 0)
     finally:
@@ -142,7 +137,7 @@ def _traced(connection: abc.PGconn) -> Iterator[_TraceText]:
 
 
 def _may_pass(sqlstate: str, words: str) -> bool:
-    """Whether the server may take the login later, with nothing changed."""
+    """Return whether the server may accept the login later without any change."""
     if sqlstate == _PROTOCOL_VIOLATION:
         return words.startswith(_PASSING_WORDS_OF_A_POOLER)
     return sqlstate.startswith(_PASSING_CLASSES) and sqlstate != _DATABASE_DROPPED

@@ -1,13 +1,14 @@
-"""Migrations, as a function: bring a database to the revision that this package needs, or take it back.
+"""Migrations: bring a database to the revision that this package needs, or take it back.
 
-What belongs here: running Alembic on one connection under a lock. What does not: the scripts (``migrations/``), and the
-topics of Kafka (``kafka/topics.py``).
+Migrate first, then roll out the workers: a worker accepts a newer database that declares itself compatible, and never
+an older one (``schema.check_revision``).
 """
 
 import contextlib
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import alembic.command
 import alembic.util
@@ -15,44 +16,45 @@ import psycopg
 import sqlalchemy
 from alembic.config import Config
 from alembic.operations import Operations
-from alembic.runtime.migration import MigrationContext
-from alembic.script import ScriptDirectory
+from alembic.runtime.migration import MigrationContext, MigrationInfo
+from alembic.script import Script, ScriptDirectory
 from sqlalchemy import URL, Connection, create_engine, text
 from sqlalchemy.pool import NullPool
 
 from sla_pipeline.errors import PostgresBusy, PostgresSetupError
 from sla_pipeline.postgres.faults import translate
-from sla_pipeline.postgres.index_build import require_free_names
+from sla_pipeline.postgres.indexes import require_free_names
+from sla_pipeline.postgres.migrations.additive import add_missing
 from sla_pipeline.postgres.schema import SCHEMA, VERSION_TABLE
 from sla_pipeline.postgres.session import PostgresSettings
 from sla_pipeline.postgres.settings import OWNER_URL
-from sla_pipeline.postgres.tickets_table import CATALOGUE, TicketsTable, require_table
+from sla_pipeline.postgres.tickets_table import CATALOGUE, TicketsTable
+from sla_pipeline.postgres.tickets_table_faults import require_table
 
 __all__ = ["downgrade", "upgrade"]
 
+_SCRIPTS = Path(__file__).parent / "migrations"
 # names the lock that keeps two migrations apart; the number has no meaning
 _LOCK_KEY = 7_405_514_001
 # Bounds a wait for a lock on our own tables, which a running cycle holds for milliseconds.
 _LOCK_TIMEOUT_MS = 5_000
-# where one of these is there, the records were there too
-_OTHERS_OF_OURS = ("ticket_sla_relay", "ticket_sla_cycles", "ticket_sla_set_aside")
+# a database that has one of these had the records too
+_TABLES_BESIDE_RECORDS = ("ticket_sla_relay", "ticket_sla_cycles", "ticket_sla_set_aside")
 _RECORDS_LOST = (
     "table support.ticket_sla_breaches was lost and is made again, empty. Nothing is published until `sla-pipeline "
-    "recover` has written "
-    "the records back from their events; then `sla-pipeline verify` counts the marks whose event was not yet out. "
-    "docs/exactly-once.md, "
-    'section "Tables of ours lost", says how those are marked again'
+    "recover` has written the records back from their events; then `sla-pipeline verify` counts the marks whose event "
+    'was not yet out. docs/exactly-once.md, section "Tables of ours lost", says how those are marked again'
 )
 
 
 def upgrade(owner_url: str, *, with_tickets: bool = False, say: Callable[[str], None] = lambda _: None) -> None:
-    """Bring the database to the newest revision, and put back what it has lost of it.
+    """Bring the database to the newest revision, and restore what it has lost of it.
 
-    ``say`` is called with what a person must do about a loss that putting back does not mend, before anything is
-    changed. ``with_tickets`` creates ``support.tickets`` too, which belongs to the support service: for demo and tests.
-    Without it the table must exist. Raises ``PostgresSetupError`` (no table or not as needed, no right, another migration
-    under way), ``PostgresBusy`` (somebody holds a table for long), ``PostgresUnavailable``, ``ConfigurationError``;
-    after any of them it can be run again.
+    ``say`` is called, before anything is changed, with what a person must do about a loss that this cannot repair.
+    ``with_tickets`` creates ``support.tickets`` too, which belongs to the support service: for demo and tests. Without
+    it the table must exist. Raises ``PostgresSetupError`` (no table or not as needed, no right, another migration under
+    way), ``PostgresBusy`` (somebody holds a table for long), ``PostgresUnavailable``, ``ConfigurationError``; after any
+    of them it can be run again.
     """
     with _connected(owner_url) as (config, connection), _bounded_waiting(connection):
         if with_tickets:
@@ -69,30 +71,68 @@ def upgrade(owner_url: str, *, with_tickets: bool = False, say: Callable[[str], 
         require_table(TicketsTable.of(row), for_audit=True)
         require_free_names(connection)
         if not _exists(connection, "ticket_sla_breaches") and (
-            _is_noted(connection, "sla") or any(_exists(connection, other) for other in _OTHERS_OF_OURS)
+            _is_recorded(connection, "sla") or any(_exists(connection, table) for table in _TABLES_BESIDE_RECORDS)
         ):
             say(_RECORDS_LOST)
         connection.commit()
         alembic.command.upgrade(config, "sla_monitor@head")
-        _put_back(config, connection)
+        _restore(config, connection)
 
 
-def _put_back(config: Config, connection: Connection) -> None:
+def downgrade(owner_url: str, *, with_tickets: bool = False) -> None:
+    """Drop our objects, and ``support.tickets`` too if ``with_tickets``. Raises as ``upgrade`` does."""
+    with _connected(owner_url) as (config, connection), _bounded_waiting(connection):
+        # Alembic's version table needs the schema
+        _create_schema(connection)
+        connection.commit()
+        alembic.command.downgrade(config, "sla_monitor@base")
+        if with_tickets:
+            # the no-op downgrade leaves a read transaction open; Alembic would not commit ours
+            connection.commit()
+            alembic.command.downgrade(config, "support_service@base")
+
+
+def _restore(config: Config, connection: Connection) -> None:
     """Run every revision again: each only adds what is missing.
 
-    The version stays as it is, so that cycles go on meanwhile.
+    The recorded revision does not change meanwhile, so that cycles continue.
     """
     connection.commit()
-    context = MigrationContext.configure(connection)
-    revisions = ScriptDirectory.from_config(config).walk_revisions("base", "sla_monitor@head")
+    options = {"dropped_later": config.attributes["options"]["dropped_later"]}
+    context = MigrationContext.configure(connection, opts=options)
+    revisions = list(_revisions(config))
     with Operations.context(context):
-        for revision in reversed(list(revisions)):
+        for revision in reversed(revisions):
             with context.begin_transaction():
                 revision.module.upgrade()
+        with context.begin_transaction():
+            _record_compatibility(connection, revisions[0])
+
+
+def _revisions(config: Config) -> Iterator[Script]:
+    """Yield the revisions of branch ``sla_monitor``, the newest first."""
+    return ScriptDirectory.from_config(config).walk_revisions("base", "sla_monitor@head")
+
+
+def _on_version_apply(*, ctx: MigrationContext, step: MigrationInfo, **_: object) -> None:
+    """Record the compatibility of the revision just run; Alembic calls this in the revision's own transaction."""
+    connection, revision = ctx.connection, step.up_revision
+    if step.is_upgrade and connection and isinstance(revision, Script) and hasattr(revision.module, "compatible_from"):
+        _record_compatibility(connection, revision)
+
+
+def _record_compatibility(connection: Connection, revision: Script) -> None:
+    """Write the oldest revision whose workers work on this database beside ``revision``, for those workers to read."""
+    # Alembic creates its table without the column
+    add_missing(f"{SCHEMA}.{VERSION_TABLE}", {"compatible_from": "text"})
+    connection.execute(
+        text(f"update {SCHEMA}.{VERSION_TABLE} set compatible_from = :oldest where version_num = :revision"),
+        {"oldest": revision.module.compatible_from, "revision": revision.revision},
+    )
 
 
 def _create_schema(connection: Connection) -> None:
-    # looked for first: `if not exists` demands the right to make schemas even where there is nothing to make
+    # `create schema if not exists` demands the right to create one even where it exists
     if connection.scalar(text(f"select to_regnamespace('{SCHEMA}')")) is None:
         connection.execute(text(f"create schema {SCHEMA}"))
 
@@ -101,17 +141,17 @@ def _exists(connection: Connection, table: str) -> bool:
     return connection.scalar(text(f"select to_regclass('{SCHEMA}.{table}')")) is not None
 
 
-def _is_noted(connection: Connection, branch: str) -> bool:
-    """Whether the database was migrated by revisions whose names begin with ``branch``."""
-    noted = text(f"select 1 from {SCHEMA}.{VERSION_TABLE} where starts_with(version_num, :branch)")
-    return _exists(connection, VERSION_TABLE) and connection.execute(noted, {"branch": branch}).first() is not None
+def _is_recorded(connection: Connection, branch: str) -> bool:
+    """Return whether the database is at a revision whose name begins with ``branch``."""
+    recorded = text(f"select 1 from {SCHEMA}.{VERSION_TABLE} where starts_with(version_num, :branch)")
+    return _exists(connection, VERSION_TABLE) and connection.execute(recorded, {"branch": branch}).first() is not None
 
 
 def _require_own_tickets(connection: Connection) -> None:
-    """Raises ``PostgresSetupError`` where ``support.tickets`` is there and is not of our making."""
+    """Raise ``PostgresSetupError`` where ``support.tickets`` exists and no migration created it."""
     if not _exists(connection, "tickets"):
         return
-    if not _is_noted(connection, "support"):
+    if not _is_recorded(connection, "support"):
         raise PostgresSetupError(
             f"table support.tickets exists in database {connection.engine.url.database!r} and was not made by "
             "sla-pipeline: it belongs to the support service. Nothing was touched; run `sla-pipeline migrate` without "
@@ -121,7 +161,7 @@ def _require_own_tickets(connection: Connection) -> None:
 
 @contextlib.contextmanager
 def _bounded_waiting(connection: Connection) -> Iterator[None]:
-    """Bounds each wait for a lock, and not the work itself. Raises ``PostgresBusy`` when one ends."""
+    """Bound each wait for a lock, not the work itself. Raises ``PostgresBusy`` when a wait reaches the bound."""
     connection.exec_driver_sql(f"set lock_timeout = {_LOCK_TIMEOUT_MS}")
     connection.commit()
     try:
@@ -135,43 +175,29 @@ def _bounded_waiting(connection: Connection) -> Iterator[None]:
         ) from None
 
 
-def downgrade(owner_url: str, *, with_tickets: bool = False) -> None:
-    """Take our objects back, and ``support.tickets`` too where asked. Raises as ``upgrade`` does."""
-    with _connected(owner_url) as (config, connection), _bounded_waiting(connection):
-        # Alembic keeps its version there
-        _create_schema(connection)
-        connection.commit()
-        alembic.command.downgrade(config, "sla_monitor@base")
-        if with_tickets:
-            # with nothing to take back, the first command has read, and a transaction that it left open is not
-            # Alembic's to commit
-            connection.commit()
-            alembic.command.downgrade(config, "support_service@base")
-
-
 @contextlib.contextmanager
 def _connected(owner_url: str) -> Iterator[tuple[Config, Connection]]:
     owner = PostgresSettings(owner_url, OWNER_URL)
     engine = create_engine(
-        # for the dialect, and for messages; the creator connects
+        # selects the dialect and names the database in messages; the creator connects
         URL.create("postgresql+psycopg", database=owner.parameters().get("dbname")),
         creator=partial(_transactional, owner),
         poolclass=NullPool,
-        # the dialect would look for a type that we do not use
+        # the dialect would look up a type that no statement uses
         use_native_hstore=False,
     )
     config = Config()
-    config.set_main_option("script_location", str(Path(__file__).parent / "migrations").replace("%", "%%"))
+    config.set_main_option("script_location", str(_SCRIPTS).replace("%", "%%"))
     try:
-        # a session of its own, idle between statements: waiting inside one would hold a snapshot, on which a concurrent
-        # index build waits
+        # the lock has a session of its own, idle between statements: a wait inside a statement would hold a snapshot,
+        # for which a concurrent index build waits
         with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as guard:
             if not guard.scalar(text("select pg_try_advisory_lock(:key)"), {"key": _LOCK_KEY}):
                 raise PostgresSetupError(
                     f"another migration of {owner.place} is under way; try again when it has ended"
                 )
             with engine.connect() as connection:
-                config.attributes["connection"] = connection
+                config.attributes["options"] = _options(config, connection)
                 yield config, connection
     except sqlalchemy.exc.DBAPIError as error:
         if not isinstance(error.orig, psycopg.Error):
@@ -183,8 +209,23 @@ def _connected(owner_url: str) -> Iterator[tuple[Config, Connection]]:
         ) from error
 
 
+def _options(config: Config, connection: Connection) -> dict[str, Any]:
+    """Return the options of Alembic's context; ``dropped_later`` is read by ``migrations/additive.py``."""
+    return {
+        "connection": connection,
+        "version_table": VERSION_TABLE,
+        "version_table_schema": SCHEMA,
+        # an index built concurrently must not share its transaction with anything
+        "transaction_per_migration": True,
+        "on_version_apply": _on_version_apply,
+        "dropped_later": frozenset(
+            name for revision in _revisions(config) for name in getattr(revision.module, "drops", ())
+        ),
+    }
+
+
 def _transactional(owner: PostgresSettings) -> psycopg.Connection:
-    """A session as SQLAlchemy expects it: it begins transactions itself."""
+    """Open a session as SQLAlchemy expects it: it begins transactions itself."""
     connection = owner.connect_unbounded(purpose="migrate")
     connection.autocommit = False
     return connection

@@ -1,7 +1,7 @@
-"""Does a pooler between the worker and the server keep a session what it is? Advisory locks and settings belong to a server process.
+"""Check of a pooler between the worker and the server: advisory locks and settings belong to a server process.
 
-What is required: the session has one server process, alone, for as long as it is open (``pool_mode = session``), and
-the next session on that process starts without what this one has left (``server_reset_query = DISCARD ALL``).
+A session must have a server process to itself while it is open (``pool_mode = session``), and the next session on that
+process must start clean (``server_reset_query = DISCARD ALL``).
 """
 
 import time
@@ -12,10 +12,10 @@ from sla_pipeline.errors import PostgresSetupError
 
 __all__ = ["check_pooler"]
 
-# the pooler resets a server process after its client has disconnected; that takes milliseconds
+# Bounds the reset of a server process, which the pooler starts when the client disconnects; it takes milliseconds.
 _RESET_SECONDS = 2.0
 _POLL_SECONDS = 0.01
-# a busy pooler in transaction mode may hand out the same process a few times, not so often
+# Repetitions until a pooler in transaction mode shows itself: a busy one may hand out the same process a few times.
 _ROUNDS = 4
 
 _PROCESS = "select pg_backend_pid()"
@@ -23,14 +23,15 @@ _LEFT_BEHIND = """
 select (select count(*) from pg_prepared_statements),
     (select count(*) from pg_locks where locktype = 'advisory' and pid = pg_backend_pid())
 """
-# one name for all sessions, and shared: where it is never given back, a server process holds it once, however often it
-# is taken
+# All sessions take one lock, and share it, so that checks do not wait for each other. Behind a pooler that never
+# resets, a server process keeps this one lock, however often it is taken.
 _LOCK_KEY = "hashtextextended('Pin:lock:probe:support-ticket-sla-monitor', 0)"
 _TAKE_LOCK = f"select pg_advisory_lock_shared({_LOCK_KEY})"
 _HOLDS_LOCK = f"""
 select exists (
     select from pg_locks
-    where locktype = 'advisory' and pid = %s and granted and objsubid = 1 and (classid::bigint << 32) | objid::bigint = {_LOCK_KEY}
+    where locktype = 'advisory' and pid = %s and granted and objsubid = 1
+        and (classid::bigint << 32) | objid::bigint = {_LOCK_KEY}
 )
 """
 
@@ -38,14 +39,14 @@ select exists (
 def check_pooler(
     first: psycopg.Connection, other: psycopg.Connection, processes: set[int], *, where: str, variable: str
 ) -> None:
-    """Raises ``PostgresSetupError`` unless ``first`` keeps its server process and leaves it clean; closes ``other``.
+    """Raise ``PostgresSetupError`` unless a session keeps its server process and leaves it clean. Closes ``other``.
 
-    ``processes``: the server processes that ``first`` had so far. ``other`` is a second session by the same way, just
-    opened.
+    ``processes`` are the server processes that ``first`` had so far. ``other`` is a second session, opened just now
+    with the same parameters.
     """
     mine, others = set(processes), set[int]()
     for _ in range(_ROUNDS):
-        # twice in a row each: a pooler that takes its processes in turn would always show two sessions the same two
+        # twice in a row each: a pooler that alternates its processes would always give two sessions the same two
         for session, seen in ((other, others), (first, mine), (first, mine), (other, others)):
             seen.add(_process(session))
     if len(mine) > 1 or len(others) > 1 or mine == others:
@@ -68,7 +69,7 @@ def check_pooler(
 
 def _process(session: psycopg.Connection) -> int:
     row = session.execute(_PROCESS).fetchone()
-    assert row is not None  # noqa: S101  a function call always answers
+    assert row is not None  # noqa: S101  a function call returns a row
     return int(row[0])
 
 

@@ -1,16 +1,13 @@
-"""Sessions: how the job connects, what it requires of a session, how long it waits.
+"""Sessions: connecting, the settings that a session requires, and the bounds on its waits.
 
 A session must keep its server process to its end: advisory locks and settings belong to that process. So settings are
-made after connecting (a pooler refuses them at login), read back in a second statement, and behind a pooler
-``pooler.py`` finds out the rest.
+made after connecting, because a pooler refuses them at login, and read back in a second statement. Behind a pooler,
+``pooler.py`` checks the rest.
 """
 
 import contextlib
 import logging
-import os
-import socket
 import sys
-import threading
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Self
@@ -19,7 +16,8 @@ import psycopg
 from psycopg.types.datetime import TimestamptzLoader
 from psycopg.types.string import TextLoader
 
-from sla_pipeline.errors import PostgresSetupError, PostgresUnavailable, SlaPipelineError
+from sla_pipeline.errors import PostgresSetupError, SlaPipelineError
+from sla_pipeline.postgres.answer_timer import AnswerTimer
 from sla_pipeline.postgres.faults import login_fault, stop_request_behind, translate
 from sla_pipeline.postgres.login import refusal_of
 from sla_pipeline.postgres.pooler import check_pooler
@@ -37,35 +35,33 @@ __all__ = [
     "translated_errors",
 ]
 
-# a server that does not answer in this time is treated as away; a cycle has a minute
+# Bounds one attempt to connect; a cycle has a minute.
 _CONNECT_TIMEOUT_SECONDS = 5
-# A pooler takes a login by itself and lets the first statement wait, two minutes by default, for a server process.
-_FIRST_STATEMENTS_SECONDS = 5
-# idle_session_timeout and client_connection_check_interval came with it
+# the first version with idle_session_timeout and client_connection_check_interval
 _OLDEST_SERVER = 140_000
 # Bounds one statement. The slowest is the claim under a backlog of millions, about a second; a cycle must end well
 # inside its minute.
 STATEMENT_TIMEOUT_MS = 10_000
-# Bounds one wait for a lock. Rows are taken with SKIP LOCKED; only the outbox's sequence is ever waited for, which a
-# batch holds for milliseconds.
+# Bounds one wait for a lock. Rows are locked with SKIP LOCKED, so a batch waits only for the outbox's sequence, which
+# another batch holds for milliseconds.
 LOCK_TIMEOUT_MS = 5_000
-# a worker that froze inside a batch gives its rows back
+# Bounds how long a frozen worker keeps the rows of its batch.
 _IDLE_IN_TRANSACTION_TIMEOUT_MS = 15_000
-# dead peers are noticed in this time instead of the kernel's two hours
+# Bounds how long a dead peer goes unnoticed; the kernel's default is two hours.
 _TCP_USER_TIMEOUT_MS = 15_000
 
-# what the code relies on, whatever the server, the database or the login have as their defaults
+# Settings that the code relies on, whatever the defaults of the server, the database or the login are.
 _MEANING = {
     "timezone": "UTC",
     # psycopg parses ISO dates only
     "datestyle": "ISO, MDY",
     # a batch must see what an operator has committed since it began (SPEC 5.5)
     "default_transaction_isolation": "read committed",
-    # an event must not be on the topic when a crash takes back the mark
+    # if off, a crash could lose a mark whose event is published
     "synchronous_commit": "on",
-    # a row-level policy must be an error: hidden tickets would be missed in silence
+    # a row-level policy must be an error: the job would silently miss hidden tickets
     "row_security": "off",
-    # the server notices a worker whose machine died, and frees its locks, in seconds instead of two hours
+    # the server detects a worker whose machine died, and frees its locks, in seconds instead of two hours
     "tcp_keepalives_idle": 5,
     "tcp_keepalives_interval": 2,
     "tcp_keepalives_count": 3,
@@ -79,23 +75,23 @@ _BOUNDS = {
     "lock_timeout": LOCK_TIMEOUT_MS,
     "idle_in_transaction_session_timeout": _IDLE_IN_TRANSACTION_TIMEOUT_MS,
 }
-# an index of years of tickets takes hours to build
+# Bounds are off for migrations: an index of years of tickets takes hours to build.
 _UNBOUNDED = {"statement_timeout": 0, "idle_in_transaction_session_timeout": 0, "idle_session_timeout": 0}
 
-# what stands for a time that Python's datetime cannot hold (infinity, years before 1 and after 9999): it compares as
-# the original would
+# Replacements of times that Python's datetime cannot hold (infinity, years before 1 and after 9999); they compare as
+# the originals would.
 DISTANT_PAST = datetime.min.replace(tzinfo=UTC)
 DISTANT_FUTURE = datetime.max.replace(tzinfo=UTC)
 
 
 class TolerantTimestamptzLoader(TimestamptzLoader):
-    """Loads every timestamp that Postgres can hold.
+    """Loader of every timestamp that Postgres can hold.
 
-    Ten times slower than the driver's own, so for the rows that need it only.
+    It is ten times slower than the driver's own, so only rows that need it use it.
     """
 
     def load(self, data: psycopg.abc.Buffer) -> datetime:
-        """Load one; what Python cannot hold becomes ``DISTANT_PAST`` or ``DISTANT_FUTURE``."""
+        """Return the timestamp; one that Python cannot hold becomes ``DISTANT_PAST`` or ``DISTANT_FUTURE``."""
         try:
             return super().load(data)
         except (psycopg.DataError, OverflowError):
@@ -104,7 +100,7 @@ class TolerantTimestamptzLoader(TimestamptzLoader):
 
 
 class PostgresSettings(PostgresUrl):
-    """Where the tickets are, and sessions there. Raises ``ConfigurationError`` for a malformed URL."""
+    """Database of the tickets, and its sessions. Raises ``ConfigurationError`` for a malformed URL."""
 
     @classmethod
     def from_environment(cls, variable: str = POSTGRES_URL) -> Self:
@@ -113,33 +109,33 @@ class PostgresSettings(PostgresUrl):
 
     @contextlib.contextmanager
     def session(self, *, purpose: str) -> Iterator[psycopg.Connection]:
-        """A session for the length of the block, the driver's errors turned into ours. Raises as ``connect`` does."""
+        """Open a session for the block, and translate the driver's errors in it. Raises as ``connect`` does."""
         with self.connect(purpose=purpose) as connection, translated_errors(self):
             yield connection
 
     def connect(self, *, purpose: str, idle_session_timeout_ms: int = 0) -> psycopg.Connection:
-        """Open a session in autocommit mode, with settings of its own and time-outs on all it can wait for.
+        """Open a session in autocommit mode, with its own settings and a timeout on everything that it can wait for.
 
-        ``idle_session_timeout_ms``: the server ends the session, and with it its locks, when it is silent for that
-        long; 0 for never. Raises ``PostgresUnavailable`` (no answer) or ``PostgresSetupError`` (refused; an old server; a
-        pooler that does not keep sessions).
+        ``idle_session_timeout_ms``: the server ends an idle session, and with it its locks, after this time; 0 means
+        never. Raises ``PostgresUnavailable`` (no answer) or ``PostgresSetupError`` (refused; an old server; a pooler
+        that does not keep sessions).
         """
         connection = self._open(purpose, _MEANING | _BOUNDS | {"idle_session_timeout": idle_session_timeout_ms})
-        # an id is only ever passed on, as text
+        # ids are only passed on, so they stay text
         connection.adapters.register_loader("uuid", TextLoader)
         return connection
 
     def connect_unbounded(self, *, purpose: str) -> psycopg.Connection:
-        """The same for migrations, whose statements may take hours, and without loaders of ours."""
+        """Open a session for migrations: its statements may take hours, and ids are loaded as the driver does."""
         return self._open(purpose, _MEANING | _UNBOUNDED)
 
     def has_worker_role(self) -> bool:
-        """Whether the login has the rights of role sla_worker; False where that cannot be found out."""
+        """Return whether the login has the rights of role sla_worker; False if that cannot be determined."""
         with (
             contextlib.suppress(SlaPipelineError, psycopg.Error),
             contextlib.closing(self._log_in("rights")) as connection,
         ):
-            with _AnswerTimer(self.place) as timer:
+            with AnswerTimer(self.place) as timer:
                 timer.watch(connection)
                 row = connection.execute(
                     "select pg_has_role(oid, 'usage') from pg_roles where rolname = 'sla_worker'"
@@ -151,10 +147,10 @@ class PostgresSettings(PostgresUrl):
         connection = self._log_in(purpose)
         try:
             self._require_version(connection)
-            with translated_errors(self), _AnswerTimer(self.place) as timer:
+            with translated_errors(self), AnswerTimer(self.place) as timer:
                 timer.watch(connection)
                 processes = self._apply(connection, values)
-                # libpq learns the number of its server process at login, from whoever took the login
+                # the process number at login comes from the peer that accepted the login: a pooler's is another
                 if processes != {connection.info.backend_pid}:
                     with contextlib.closing(self._log_in(f"{purpose}, second session")) as other:
                         timer.watch(other)
@@ -170,8 +166,7 @@ class PostgresSettings(PostgresUrl):
                 self.url,
                 autocommit=True,
                 # statements are planned with their values: a generic plan of the claim is hundreds of times slower.
-                # Only those are prepared that ask for it, by `prepare=True`: with None the driver would not heed that
-                # either
+                # Only statements with `prepare=True` are prepared; with None the driver would ignore that too
                 prepare_threshold=sys.maxsize,
                 connect_timeout=_CONNECT_TIMEOUT_SECONDS,
                 application_name=f"ticket-sla-monitor {purpose}",
@@ -196,15 +191,16 @@ class PostgresSettings(PostgresUrl):
             )
 
     def _apply(self, connection: psycopg.Connection, values: Mapping[str, object]) -> set[int]:
-        """Make the settings, read them back in a second statement, and return the server processes of the two."""
+        """Make the settings, read them back in a second statement, and return the server processes of both."""
         set_all = ", ".join(f"set_config('{name}', %s, false)" for name in values)
         read_all = ", ".join(f"current_setting('{name}')" for name in values)
-        # as the server shows them: a time has a unit, and what a socket of this machine does not have is 0
+        # set_config returns a value as the server shows it: a time has a unit, and an option that a Unix socket lacks
+        # is 0
         made = connection.execute(
             f"select pg_backend_pid(), {set_all}".encode(), [str(value) for value in values.values()]
         ).fetchone()
         found = connection.execute(f"select pg_backend_pid(), {read_all}".encode()).fetchone()
-        assert made is not None and found is not None  # noqa: S101, PT018  a select without a table has a row
+        assert made is not None and found is not None  # noqa: S101, PT018  a select without a table returns a row
         if made[0] == found[0]:
             self._require_same(list(values), made[1:], found[1:])
         return {made[0], found[0]}
@@ -219,54 +215,8 @@ class PostgresSettings(PostgresUrl):
                 )
 
 
-class _AnswerTimer:
-    """Cuts the watched sessions off when the block takes longer than ``_FIRST_STATEMENTS_SECONDS``: the driver
-    itself has no time limit.
-    """
-
-    def __init__(self, where: str) -> None:
-        self._where = where
-        self._timer = threading.Timer(_FIRST_STATEMENTS_SECONDS, self._cut_off)
-        self._sockets: list[socket.socket] = []
-        self._lock = threading.Lock()
-        self._expired = False
-
-    def __enter__(self) -> Self:
-        self._timer.start()
-        return self
-
-    def watch(self, connection: psycopg.Connection) -> None:
-        """Cut this session off too."""
-        with self._lock:
-            # a descriptor of its own: the driver may close its own one at any moment
-            self._sockets.append(socket.socket(fileno=os.dup(connection.pgconn.socket)))
-        if self._expired:
-            self._cut_off()
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        self._timer.cancel()
-        with self._lock:
-            expired = self._expired
-            for watched in self._sockets:
-                watched.close()
-            self._sockets = []
-        if expired and isinstance(error, psycopg.OperationalError):
-            raise PostgresUnavailable(
-                f"{self._where} takes the login and does not answer the first statement within "
-                f"{_FIRST_STATEMENTS_SECONDS} s: a pooler that is paused, or has no server process free (`show pools`; "
-                "`resume`, or raise `default_pool_size`)"
-            ) from None
-
-    def _cut_off(self) -> None:
-        with self._lock:
-            self._expired = True
-            for watched in self._sockets:
-                with contextlib.suppress(OSError):
-                    watched.shutdown(socket.SHUT_RDWR)
-
-
 def limit_waiting(connection: psycopg.Connection, *, statement_ms: int, lock_ms: int) -> None:
-    """Set the session's bounds on a statement and on a wait for a lock, in milliseconds."""
+    """Set the session's bounds on one statement and on one wait for a lock, in milliseconds."""
     connection.execute(
         "select set_config('statement_timeout', %s, false), set_config('lock_timeout', %s, false)",
         (str(statement_ms), str(lock_ms)),
@@ -274,12 +224,13 @@ def limit_waiting(connection: psycopg.Connection, *, statement_ms: int, lock_ms:
 
 
 class _WithoutServerText(logging.Filter):
-    """Drops the driver's "error ignored" warnings: they repeat an error that is raised anyway, whose text may hold a
-    ticket's data.
+    """Filter of the driver's "error ignored" warnings.
+
+    They repeat an error that is raised anyway, and its text may hold a ticket's data.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether the record is kept."""
+        """Return whether the record is kept."""
         return not str(record.msg).startswith("error ignored")
 
 
@@ -288,10 +239,9 @@ logging.getLogger("psycopg").addFilter(_WithoutServerText())
 
 @contextlib.contextmanager
 def translated_errors(settings: PostgresSettings) -> Iterator[None]:
-    """Raise one of our errors for each of the driver's, without the driver's in its chain: that text may repeat a ticket's data.
+    """Raise one of our errors for each of the driver's, whose text may repeat a ticket's data and is left out.
 
-    A stop request that interrupts the driver while it waits is raised as itself, not as the driver's error on its way
-    out.
+    A stop request that interrupts a wait of the driver is raised itself, not the driver's error that follows it.
     """
     try:
         yield

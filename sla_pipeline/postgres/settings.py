@@ -1,7 +1,6 @@
-"""The settings of Postgres: environment variables, and the URL of a database as libpq reads it.
+"""Settings of Postgres: environment variables, and the URL of a database as libpq reads it.
 
-A message never repeats a part of a URL that was refused: a password that was not percent-encoded may stand anywhere in
-it.
+No message repeats a part of a refused URL: a password that was not percent-encoded may be anywhere in it.
 """
 
 import ipaddress
@@ -35,7 +34,7 @@ _LOGIN = {POSTGRES_URL: "the worker's login", OWNER_URL: "the login of schema su
 _HIGHEST_PORT = 65_535
 _SERVER = ("host", "hostaddr", "port")
 _IDENTITY = (*_SERVER, "dbname", "user", "password")
-# libpq reads these numbers only once a server has answered, or not at all
+# libpq reads these numbers only after a server has answered, or not at all
 _NUMBERS = (
     "connect_timeout",
     "keepalives",
@@ -49,7 +48,7 @@ _NO_SERVER = "/sla-pipeline-checks-parameters"
 
 
 def required_url(name: str) -> str:
-    """The URL in the variable ``name``. Raises ``ConfigurationError`` when it is not set."""
+    """Return the URL in the variable ``name``. Raises ``ConfigurationError`` when it is not set."""
     url = variable(name)
     if not url:
         raise ConfigurationError(f"{name} is not set; set it to {_FORM}, {_LOGIN[name]}")
@@ -57,7 +56,7 @@ def required_url(name: str) -> str:
 
 
 def single_runner_from_environment() -> bool:
-    """Whether ``SLA_SINGLE_RUNNER`` asks for the single-runner mode of SPEC 2.2; off by default.
+    """Return whether ``SLA_SINGLE_RUNNER`` turns on the single-runner mode of SPEC 2.2; off by default.
 
     Raises ``ConfigurationError``.
     """
@@ -69,9 +68,9 @@ def single_runner_from_environment() -> bool:
 
 @dataclass(frozen=True)
 class PostgresUrl:
-    """A database's URL and the variable that it was read from.
+    """A database's URL and the variable that holds it.
 
-    Raises ``ConfigurationError`` for one that the driver does not take.
+    Raises ``ConfigurationError`` for a URL that the driver does not accept.
     """
 
     url: str = field(repr=False)
@@ -83,15 +82,15 @@ class PostgresUrl:
             raise ConfigurationError(f"{self.variable} {fault}")
 
     def parameters(self) -> dict[str, str]:
-        """The parameters that the URL names, under libpq's names, decoded."""
+        """Return the parameters of the URL, decoded, under libpq's names."""
         return {name: str(value) for name, value in conninfo_to_dict(self.url).items()}
 
     def attempts(self) -> list[str]:
-        """One connection string for each of the URL's servers, in their order."""
-        given = self.parameters()
-        hosts, addresses, ports = ((given.get(name) or "").split(",") for name in ("host", "hostaddr", "port"))
+        """Return one connection string for each of the URL's servers, in their order."""
+        parameters = self.parameters()
+        hosts, addresses, ports = ((parameters.get(name) or "").split(",") for name in ("host", "hostaddr", "port"))
         count = max(len(hosts), len(addresses))
-        others = {name: value for name, value in given.items() if name not in _SERVER}
+        others = {name: value for name, value in parameters.items() if name not in _SERVER}
         columns = (
             ("host", _spread(hosts, count)),
             ("hostaddr", _spread(addresses, count)),
@@ -105,17 +104,17 @@ class PostgresUrl:
     @property
     def place(self) -> str:
         """Server, database and user, for messages: never the password."""
-        given = self.parameters()
-        known = given
-        if "service" not in given:
-            # what the URL leaves open comes from libpq's own variables
-            known = {option.keyword.decode(): _text(option.val) for option in Conninfo.get_defaults()} | given
+        parameters = self.parameters()
+        known = parameters
+        if "service" not in parameters:
+            # libpq's own variables supply what the URL omits
+            known = {option.keyword.decode(): _text(option.val) for option in Conninfo.get_defaults()} | parameters
         hosts = (known.get("host") or known.get("hostaddr") or "localhost").split(",")
         ports = _spread((known.get("port") or "5432").split(","), len(hosts))
         servers = ", ".join(
             f"{named(host or 'localhost')}:{named(port or '5432')}" for host, port in zip(hosts, ports, strict=True)
         )
-        service = f" of service {quoted(given['service'])}" if "service" in given else ""
+        service = f" of service {quoted(parameters['service'])}" if "service" in parameters else ""
         database, user = (quoted(known.get(name) or "(default)") for name in ("dbname", "user"))
         return f"database {database} at {servers} as user {user}{service}"
 
@@ -125,56 +124,58 @@ def _text(value: bytes | None) -> str:
 
 
 def _spread(values: list[str], count: int) -> list[str]:
-    """One value for each server: a single one holds for all of them."""
+    """Return one value for each server; a single value applies to all of them."""
     return values * count if len(values) == 1 else [*values, *[""] * (count - len(values))]
 
 
 def _fault_of(url: str) -> str | None:
-    """The reason why the driver does not take the URL, or None; it names parameters, never a value."""
+    """Return why the driver does not accept the URL, or None; the text names parameters, never a value."""
     if not url.startswith(_SCHEMES):
         return f"is not a URL of Postgres; write {_FORM}"
     if any(ord(character) < ord(" ") or character == "\x7f" for character in url):
         return f"cannot be parsed: it holds a line break or another control character; write {_FORM}"
-    # libpq would take what follows the wrong one for a host, a port or a database, and messages would show it
+    # libpq would read a host, a port or a database after the wrong character, and messages would show it
     before, at, after = url.partition("://")[2].partition("@")
     if "@" in after or (at and ("/" in before or "?" in before)):
         return f"cannot be parsed: an @, / or ? in it is not percent-encoded (%40, %2F, %3F); write {_FORM}"
     try:
-        given = conninfo_to_dict(url)
-        for host in str(given.get("host") or "").split(","):
-            # as the driver does with a name, to look it up
+        parameters = {name: str(value) for name, value in conninfo_to_dict(url).items()}
+        for host in parameters.get("host", "").split(","):
+            # psycopg IDNA-encodes host names before resolving
             host.encode("idna" if not host.startswith("/") else "utf8")
     except (psycopg.ProgrammingError, UnicodeError):
-        # bytes that are not UTF-8, in the variable itself or percent-encoded, are an error of Python's
+        # Python raises an error for bytes that are not UTF-8, in the variable itself or percent-encoded
         return f"cannot be parsed; write {_FORM}, special characters percent-encoded"
-    if not all(port == "" or _is_port(port) for port in str(given.get("port") or "").split(",")):
+    if not all(port == "" or _is_port(port) for port in parameters.get("port", "").split(",")):
         return (
             f"has a port that is not a number from 1 to {_HIGHEST_PORT}; write {_FORM}, special characters "
             "percent-encoded"
         )
-    return _fault_of_parameters({name: str(value) for name, value in given.items()})
+    return _fault_of_parameters(parameters)
 
 
-def _fault_of_parameters(given: dict[str, str]) -> str | None:
-    refused = [name for name in given if not _is_number_or_address(name, given[name])]
-    hosts, addresses = given.get("host", ""), given.get("hostaddr", "")
+def _fault_of_parameters(parameters: dict[str, str]) -> str | None:
+    refused = [name for name in parameters if not _is_number_or_address(name, parameters[name])]
+    hosts, addresses = parameters.get("host", ""), parameters.get("hostaddr", "")
     if hosts and addresses and hosts.count(",") != addresses.count(","):
         refused.append("hostaddr")
-    if not refused and _passes(given):
+    if not refused and _is_accepted(parameters):
         return None
-    if not _passes():
+    if not _is_accepted():
         names = ", ".join(_refused_variables())
         return (
             f"cannot be used: the driver does not take the value of its own variable {names}; correct or "
             f"unset that one. Write {_FORM}"
         )
-    refused = refused or [name for name in given if name not in _SERVER and not _passes({name: given[name]})]
+    refused = refused or [
+        name for name in parameters if name not in _SERVER and not _is_accepted({name: parameters[name]})
+    ]
     if refused:
         return (
             f"has a value that the driver does not take for {', '.join(refused)}; see libpq's connection "
             f"parameters. Write {_FORM}"
         )
-    names = ", ".join(name for name in given if name not in _IDENTITY)
+    names = ", ".join(name for name in parameters if name not in _IDENTITY)
     return (
         f"has parameters that the driver does not take together ({names}); see libpq's connection parameters. "
         f"Write {_FORM}"
@@ -182,27 +183,27 @@ def _fault_of_parameters(given: dict[str, str]) -> str | None:
 
 
 def _refused_variables() -> list[str]:
-    """The variables without which libpq's own environment would do; all that are set when no single one is at fault."""
+    """Return libpq's variables whose values it refuses; all that are set when no single one is at fault."""
     options = [option for option in Conninfo.get_defaults() if option.envvar and option.envvar.decode() in os.environ]
-    alone = [option for option in options if _passes({option.keyword.decode(): _text(option.compiled)})]
+    alone = [option for option in options if _is_accepted({option.keyword.decode(): _text(option.compiled)})]
     return [option.envvar.decode() for option in alone or options if option.envvar]
 
 
 def _is_number_or_address(name: str, value: str) -> bool:
-    """False for a value that the driver takes at first and refuses, or ignores, later."""
+    """Return False for a value that the driver first accepts and later refuses or ignores."""
     if name == "hostaddr":
         return all(address == "" or _is_address(address) for address in value.split(","))
     return name not in _NUMBERS or (value.isascii() and value.strip().removeprefix("-").isdecimal())
 
 
-def _passes(given: dict[str, str] | None = None) -> bool:
-    """Whether libpq takes the parameters, as far as it can know before it has a socket."""
-    given = dict(given or {})
-    servers = max(len((given.get(name) or "").split(",")) for name in ("host", "hostaddr"))
-    # right for a server elsewhere, and refused for a socket of this machine
-    if given.get("gssencmode") == "require":
-        del given["gssencmode"]
-    attempt = given | {"host": ",".join([_NO_SERVER] * servers), "hostaddr": ""}
+def _is_accepted(parameters: dict[str, str] | None = None) -> bool:
+    """Return whether libpq accepts the parameters, as far as it checks them before it opens a socket."""
+    parameters = dict(parameters or {})
+    servers = max(len((parameters.get(name) or "").split(",")) for name in ("host", "hostaddr"))
+    # valid for a remote server, but refused for the Unix socket of this attempt
+    if parameters.get("gssencmode") == "require":
+        del parameters["gssencmode"]
+    attempt = parameters | {"host": ",".join([_NO_SERVER] * servers), "hostaddr": ""}
     connection = PGconn.connect_start(make_conninfo(**attempt).encode())
     refusal = connection.error_message
     connection.finish()

@@ -1,4 +1,4 @@
-"""Fixtures of the tests of Postgres alone: databases that are not migrated yet, and logins of their own."""
+"""Fixtures of the tests of Postgres alone: databases that are not migrated yet, and further logins."""
 
 import contextlib
 import secrets
@@ -16,7 +16,7 @@ NewLogin = Callable[..., str]
 
 @pytest.fixture
 def new_database(postgres_server_url: str) -> Iterator[NewDatabase]:
-    """Makes an empty database, with further ``options`` of ``create database``; returns its URL, as superuser."""
+    """Creates an empty database, with ``options`` of ``create database``; returns its URL, as superuser."""
     with psycopg.connect(postgres_server_url, autocommit=True) as server, contextlib.ExitStack() as made:
 
         def make(options: str = "") -> str:
@@ -30,9 +30,7 @@ def new_database(postgres_server_url: str) -> Iterator[NewDatabase]:
 
 @pytest.fixture
 def new_login(owner_url: str) -> Iterator[NewLogin]:
-    """Makes a login that is a member of a group role, or of none; returns the URL of ``owner_url``'s database under
-    it.
-    """
+    """Creates a login, in a group role or in none; returns the URL of ``owner_url``'s database with it."""
     server = urlsplit(owner_url)
     with psycopg.connect(owner_url, autocommit=True) as connection, contextlib.ExitStack() as made:
 

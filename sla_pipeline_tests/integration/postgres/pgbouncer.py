@@ -1,6 +1,4 @@
-"""A real PgBouncer in front of a server, on a port of 127.0.0.1: Debian's package ``pgbouncer``, or whatever is on the
-path.
-"""
+"""A real PgBouncer in front of a server, on a port of 127.0.0.1: Debian's package ``pgbouncer``, or one on the path."""
 
 import contextlib
 import os
@@ -29,21 +27,22 @@ class Pooler:
         self._admin_url = admin_url
 
     def url(self, direct_url: str) -> str:
-        """The way through the pooler to the database of ``direct_url``, as its user."""
+        """Return the URL of ``direct_url``'s database through the pooler, with the same user."""
         server = urlsplit(direct_url)
         return server._replace(netloc=f"{server.netloc.rpartition('@')[0]}@127.0.0.1:{self.port}").geturl()
 
     def admin(self, command: str) -> None:
-        """Run ``pause``, ``resume`` and the like."""
-        # the console takes no other protocol than simple statements, and no transaction
+        """Run a console command, such as ``pause``."""
+        # the console accepts only the simple query protocol, and no transaction
         with psycopg.connect(self._admin_url, autocommit=True) as console:
             console.execute(command.encode())
 
 
 @contextlib.contextmanager
 def pgbouncer(superuser_url: str, *other_urls: str, settings: Mapping[str, object] | None = None) -> Iterator[Pooler]:
-    """A pooler for the logins of the URLs; ``settings`` go on top of its defaults, which are a session mode of 20
-    server processes.
+    """Start a pooler for the logins of the URLs.
+
+    ``settings`` override its defaults, which are session mode and 20 server processes.
     """
     assert PGBOUNCER is not None
     user = unprivileged_user()

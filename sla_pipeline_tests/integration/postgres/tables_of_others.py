@@ -1,7 +1,4 @@
-"""Tables as support services make them: ``support.tickets`` in the shapes that the monitor may meet.
-
-What belongs here: making such a table. What does not: what the monitor makes of it.
-"""
+"""``support.tickets`` in the shapes that a support service may create."""
 
 import psycopg
 
@@ -42,7 +39,7 @@ HASHED = (
 def make_table(
     url: str, *, key: str = "primary key (id)", suffix: str = "", after: tuple[str, ...] = (), **columns: str
 ) -> None:
-    """Make the table with some ``columns`` of another type; an empty one leaves the column out."""
+    """Create the table with some ``columns`` of another type; an empty type omits the column."""
     definitions = [f"{name} {definition}" for name, definition in {**COLUMNS, **columns}.items() if definition]
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute("create schema if not exists support")
@@ -52,5 +49,5 @@ def make_table(
 
 
 def make_hashed_table(url: str) -> None:
-    """A partitioned table whose id is unique."""
+    """Create a partitioned table whose id is unique."""
     make_table(url, suffix="partition by hash (id)", after=HASHED)

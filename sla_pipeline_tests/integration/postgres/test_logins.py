@@ -1,4 +1,4 @@
-"""Logins that a real server refuses: worker and owner get the same error, and the remedy that it names is one."""
+"""Logins that a real server refuses: worker and owner get the same error, and its remedy works."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -25,7 +25,7 @@ def _open(url: str) -> None:
 
 
 def _refusal(url: str) -> str:
-    """What a worker is told; the owner is told the same."""
+    """Return the worker's error, which the owner gets too."""
     with pytest.raises(PostgresSetupError) as worker:
         _open(url)
     with pytest.raises(PostgresSetupError) as owner:
@@ -38,7 +38,7 @@ def _refusal(url: str) -> str:
 
 @pytest.fixture
 def other_database(support: Support) -> Iterator[str]:
-    """One more database, for statements that a session of its own would prevent."""
+    """A second database, for statements that a session in the same database would prevent."""
     name = f"{support.info.dbname}_other"
     support.execute(sql.SQL("create database {}").format(sql.Identifier(name)))
     yield name
@@ -88,9 +88,9 @@ def test_a_value_of_the_url_that_the_server_refuses(
     change: Callable[[str], str], words: str, worker_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PGPASSFILE", "/nowhere")
-    said = _refusal(change(worker_url))
-    assert said.startswith("cannot log in to database ")
-    assert words in said
+    message = _refusal(change(worker_url))
+    assert message.startswith("cannot log in to database ")
+    assert words in message
 
 
 def test_a_role_that_may_not_log_in(support: Support, new_login: NewLogin) -> None:

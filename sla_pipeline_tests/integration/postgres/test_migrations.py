@@ -1,4 +1,4 @@
-"""Migrations, tried on databases: from empty, back, and on a table of the support service that we did not make."""
+"""Migrations of real databases: from empty, back, and with a table that the support service has created."""
 
 import threading
 from typing import Any
@@ -21,7 +21,7 @@ from sla_pipeline.postgres.settings import OWNER_URL
 from sla_pipeline_tests.integration.postgres.conftest import NewDatabase
 from sla_pipeline_tests.waiting import wait_until
 
-_INDEXES = [ours.name for ours in OUR_INDEXES]
+_INDEXES = [index.name for index in OUR_INDEXES]
 _OURS = [
     "ticket_sla_breaches",
     "ticket_sla_cycles",
@@ -29,7 +29,7 @@ _OURS = [
     "ticket_sla_schema_version",
     "ticket_sla_set_aside",
 ]
-# made by the support service: more columns, other lengths, constraints and a trigger of its own, and rows
+# a table that the support service has created: more columns, other lengths, its own constraints and trigger, and rows
 _TICKETS_OF_SOMEBODY_ELSE = """
 create schema support;
 create table support.queues (id uuid primary key, title text);
@@ -54,9 +54,12 @@ create table support.tickets (
     created_at timestamptz not null default now(),
     updated_at timestamptz not null default now()
 );
-create function support.count_versions() returns trigger language plpgsql as $$ begin new.version := old.version + 1; return new; end $$;
-create trigger count_versions before update on support.tickets for each row execute function support.count_versions();
-insert into support.tickets (tenant_id, number, subject, queue_id, requester_user_id, priority, status, first_response_due_at)
+create function support.count_versions() returns trigger language plpgsql
+    as $$ begin new.version := old.version + 1; return new; end $$;
+create trigger count_versions before update on support.tickets
+    for each row execute function support.count_versions();
+insert into support.tickets
+    (tenant_id, number, subject, queue_id, requester_user_id, priority, status, first_response_due_at)
 values ('0a11ce00-0000-4000-8000-000000000001', 'TCK-1', 'Help', '0b0b0000-0000-4000-8000-000000000002',
     '0ca70000-0000-4000-8000-000000000003', 'High', 'New', now() - interval '1 hour');
 """
@@ -71,7 +74,7 @@ def _tables(url: str) -> list[str]:
 
 
 def _indexes_of_tickets(url: str) -> dict[str, bool]:
-    """Name to whether it is valid and ready."""
+    """Return each index's name, and whether it is valid and ready."""
     with psycopg.connect(url) as connection:
         rows: list[tuple[str, bool]] = connection.execute(
             "select c.relname, i.indisvalid and i.indisready from pg_index i join pg_class c on c.oid = i.indexrelid"
@@ -81,7 +84,7 @@ def _indexes_of_tickets(url: str) -> dict[str, bool]:
 
 
 def _dump(url: str) -> list[tuple[Any, ...]]:
-    """Columns, constraints, indexes and grants of the schema: what a migration makes."""
+    """Return all that a migration creates: columns, constraints, indexes and grants of the schema."""
     with psycopg.connect(url) as connection:
         return [
             row
@@ -156,7 +159,7 @@ def test_the_support_services_own_table_is_used_as_it_is(new_database: NewDataba
     assert _tables(url) == ["queues", "ticket_sla_schema_version", "tickets"]
 
 
-def test_missing_tickets_are_told_and_nothing_is_made(new_database: NewDatabase) -> None:
+def test_missing_tickets_are_reported_and_nothing_is_created(new_database: NewDatabase) -> None:
     url = new_database()
     with pytest.raises(PostgresSetupError) as raised:
         upgrade(url)
@@ -168,7 +171,7 @@ def test_missing_tickets_are_told_and_nothing_is_made(new_database: NewDatabase)
         assert connection.execute("select to_regnamespace('support')").fetchone() == (None,)
 
 
-def test_a_half_built_index_of_an_interrupted_try_is_built_anew(owner_url: str) -> None:
+def test_a_half_built_index_of_an_interrupted_try_is_built_again(owner_url: str) -> None:
     name = _INDEXES[0]
     with psycopg.connect(owner_url, autocommit=True) as connection:
         connection.execute(
@@ -183,9 +186,7 @@ def test_a_half_built_index_of_an_interrupted_try_is_built_anew(owner_url: str) 
 
 
 def test_writers_go_on_while_indexes_are_built(owner_url: str) -> None:
-    """The build waits for a transaction that is open on the table, longer than the login's statements may take; nobody
-    waits for it.
-    """
+    """The build waits for an open transaction longer than the login's statements may take; nobody waits for it."""
     downgrade(owner_url)
     insert = "insert into support.tickets (id, number, status) values (gen_random_uuid(), %s, 'New')"
     with psycopg.connect(owner_url) as operator, psycopg.connect(owner_url, autocommit=True) as other:
@@ -241,9 +242,7 @@ def test_a_database_of_a_newer_version_is_refused(owner_url: str) -> None:
 def test_the_owner_of_schema_and_table_may_migrate_where_the_roles_exist(
     owner_url: str, new_database: NewDatabase
 ) -> None:
-    """No superuser, no right to make roles or schemas: a DBA has made the two roles once for the server, and gave the
-    schema away.
-    """
+    """Without superuser, createrole and the right to create schemas: a DBA has created the roles and the schema."""
     url = new_database()
     server, name = urlsplit(url), urlsplit(url).path[1:]
     with psycopg.connect(url, autocommit=True) as connection:
@@ -260,7 +259,9 @@ def test_the_owner_of_schema_and_table_may_migrate_where_the_roles_exist(
             connection.execute(sql.SQL("drop role {}").format(sql.Identifier(name)))
 
 
-def test_a_login_without_rights_is_told_what_is_missing(worker_url: str, worker_login: tuple[str, str]) -> None:
+def test_a_login_without_rights_gets_an_error_that_names_the_missing_one(
+    worker_url: str, worker_login: tuple[str, str]
+) -> None:
     with pytest.raises(PostgresSetupError) as raised:
         downgrade(worker_url)
     assert "must be owner of table ticket_sla_set_aside" in str(raised.value)

@@ -1,4 +1,4 @@
-"""A missing right gets the remedy that is one, and each of them is carried out here."""
+"""The remedy in the error of a missing right works: each is carried out here."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ def _failure(cycle: Cycle) -> str:
 
 @pytest.fixture
 def audited_ticket(support: Support) -> str:
-    """An overdue ticket in a database whose support service writes down who changes tickets."""
+    """An overdue ticket in a database whose support service records who changes tickets."""
     support.execute("create table support.ticket_audit (ticket_id uuid, changed_by text)")
     support.execute(
         "create function support.audit() returns trigger language plpgsql as $$ begin "
@@ -42,19 +42,19 @@ def audited_ticket(support: Support) -> str:
 def test_an_audit_trigger_of_the_support_service(
     remedy: str, audited_ticket: str, support: Support, cycle: Cycle
 ) -> None:
-    said = _failure(cycle)
-    assert "permission denied for table ticket_audit" in said
+    message = _failure(cycle)
+    assert "permission denied for table ticket_audit" in message
     assert (
         "grant the right to sla_worker, or let the function run with its owner's: `alter function NAME security "
-        "definer`" in said
+        "definer`" in message
     )
-    assert _MEMBERSHIP not in said
+    assert _MEMBERSHIP not in message
     support.execute(remedy.encode())
     assert cycle().errors == []
     assert breached_ids(support) == {audited_ticket}
 
 
-def test_a_trigger_that_refuses_by_itself_gets_no_remedy_that_is_none(support: Support, cycle: Cycle) -> None:
+def test_a_trigger_that_refuses_by_itself_gets_no_remedy_that_does_not_help(support: Support, cycle: Cycle) -> None:
     ticket = make_ticket(support, **FIRST_RESPONSE_OVERDUE)
     support.execute(
         "create function support.keep_out() returns trigger language plpgsql as $$ begin "
@@ -63,11 +63,11 @@ def test_a_trigger_that_refuses_by_itself_gets_no_remedy_that_is_none(support: S
     support.execute(
         "create trigger keep_out before update on support.tickets for each row execute function support.keep_out()"
     )
-    said = _failure(cycle)
-    assert "in a function or trigger of the database" in said
-    assert "a function of the support service refuses the monitor: ask its owner" in said
-    assert "grant" not in said
-    assert "no monitor for" not in said
+    message = _failure(cycle)
+    assert "in a function or trigger of the database" in message
+    assert "a function of the support service refuses the monitor: ask its owner" in message
+    assert "grant" not in message
+    assert "no monitor for" not in message
     support.execute("drop trigger keep_out on support.tickets")
     assert cycle().errors == []
     assert breached_ids(support) == {ticket}
@@ -87,7 +87,7 @@ def test_a_login_without_the_role(worker_login: tuple[str, str], support: Suppor
     assert breached_ids(support) == {ticket}
 
 
-def test_an_owner_that_is_none(new_login: NewLogin) -> None:
+def test_an_owner_url_whose_login_is_not_the_owner(new_login: NewLogin) -> None:
     with pytest.raises(PostgresSetupError) as raised:
         upgrade(new_login())
     assert str(raised.value).endswith("let SLA_POSTGRES_OWNER_URL name the owner of schema support and of its tables")

@@ -1,6 +1,4 @@
-"""A partitioned table of the support service: indexed without blocking writers, whatever interrupts it, and the whole
-cycle on it.
-"""
+"""A partitioned table of the support service: its indexes, built beside writers, and a whole cycle on it."""
 
 import threading
 from collections.abc import Iterator
@@ -16,10 +14,10 @@ from sla_pipeline.errors import PostgresBusy, PostgresSetupError
 from sla_pipeline.kafka.relay import Relay
 from sla_pipeline.kafka.settings import KafkaSettings
 from sla_pipeline.monitor.runner import run_cycle
-from sla_pipeline.postgres import index_build
 from sla_pipeline.postgres.database import Database
 from sla_pipeline.postgres.indexes import DEFINITIONS, OUR_INDEXES, missing_indexes
 from sla_pipeline.postgres.migrate import downgrade, upgrade
+from sla_pipeline.postgres.migrations import index_build
 from sla_pipeline.postgres.session import PostgresSettings
 from sla_pipeline.postgres.tickets import claim, count_backlog, lock_batch, preview
 from sla_pipeline_tests.integration.conftest import Events
@@ -38,9 +36,10 @@ from sla_pipeline_tests.waiting import wait_until
 
 _LEAF_COUNT = 4
 _FIRST, _RESOLUTION = OUR_INDEXES
-# every index of the tree that is one of ours, its table, whether it is valid, and how many of them are attached below
+# each of our indexes in the tree: its table, its name, whether it is valid, and how many are attached below it
 _TREE = """
-select t.oid::regclass::text, c.relname, i.indisvalid, t.relkind = 'p', (select count(*) from pg_inherits where inhparent = c.oid)
+select t.oid::regclass::text, c.relname, i.indisvalid, t.relkind = 'p',
+    (select count(*) from pg_inherits where inhparent = c.oid)
 from pg_index i join pg_class c on c.oid = i.indexrelid join pg_class t on t.oid = i.indrelid
 where c.relname like 'ticket_sla_%overdue%' order by 1, 2
 """
@@ -65,11 +64,11 @@ def _tree(owner: psycopg.Connection[Any]) -> list[tuple[Any, ...]]:
 
 
 def _missing(owner: psycopg.Connection[Any]) -> list[str]:
-    return [ours.name for ours in missing_indexes(owner.execute(DEFINITIONS).fetchall())]
+    return [index.name for index in missing_indexes(owner.execute(DEFINITIONS).fetchall())]
 
 
 def _assert_built(owner: psycopg.Connection[Any]) -> None:
-    """Two indexes on the table, valid, each with three below, one of those with two."""
+    """Assert two valid indexes on the table, each with three below, one of which has two."""
     tree = _tree(owner)
     assert len(tree) == 2 * (1 + 3 + 2)
     assert all(valid for _, _, valid, _, _ in tree)
@@ -101,14 +100,14 @@ def test_each_partition_is_indexed_and_a_later_one_gets_its_index(url: str, owne
     ]
     assert _missing(owner) == []
     downgrade(url)
-    # those of the partition that was detached are its own now
+    # the detached partition keeps its indexes
     assert {table for table, *_ in _tree(owner)} == {"archive.old_high"}
 
 
 def test_building_goes_on_wherever_it_was_interrupted(
     url: str, owner: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Stopped after each single statement, run again: no statement is repeated, and at the end everything is valid."""
+    """A run stops after each statement. No statement is repeated, and in the end every index is valid."""
     executed: list[str] = []
 
     class Killed(Exception):
@@ -134,11 +133,11 @@ def test_building_goes_on_wherever_it_was_interrupted(
         else:
             break
     _assert_built(owner)
-    # a table: its index; each of the five below: its index and where it is attached
+    # one index for the table, and for each of the five partitions below an index and its attachment
     assert len(executed) == len(set(executed)) == 2 * (1 + 5 + 5)
 
 
-def test_a_half_built_index_of_a_partition_is_built_anew(url: str, owner: psycopg.Connection[Any]) -> None:
+def test_a_half_built_index_of_a_partition_is_built_again(url: str, owner: psycopg.Connection[Any]) -> None:
     upgrade(url)
     downgrade(url)
     ((oid,),) = owner.execute("select 'support.tickets_1'::regclass::oid").fetchall()
@@ -150,7 +149,7 @@ def test_a_half_built_index_of_a_partition_is_built_anew(url: str, owner: psycop
 
 
 def test_an_index_made_by_hand_counts_whatever_its_name(url: str, owner: psycopg.Connection[Any]) -> None:
-    """On the whole table, or on a single partition: there it is attached instead of built once more."""
+    """On the whole table, or on one partition, where it is attached instead of built a second time."""
     owner.execute(f"create index by_hand on support.tickets ({_FIRST.columns}) where {_FIRST.condition}".encode())
     owner.execute(
         f'create index "of one" on support.tickets_0 ({_RESOLUTION.columns}) where {_RESOLUTION.condition}'.encode()
@@ -190,9 +189,7 @@ def test_an_attached_index_that_is_not_valid_is_reported_with_what_to_drop(
 def test_writers_wait_for_a_moment_only_and_migrate_gives_up_where_the_table_is_held(
     url: str, owner: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The lock of a partitioned table's index is waited for in short pieces, between which writers pass; the next
-    `migrate` goes on.
-    """
+    """`migrate` waits for the lock in short intervals, between which writers pass; the next run continues."""
     monkeypatch.setattr(index_build, "_BRIEF_WAIT_MS", 200)
     monkeypatch.setattr(index_build, "_PAUSE_SECONDS", 0.05)
     monkeypatch.setattr(index_build, "_BRIEF_TRIES_SECONDS", 1.0)
@@ -238,7 +235,7 @@ def test_a_concurrent_build_that_waits_too_long_is_reported_and_goes_on(
     monkeypatch.setattr(index_build, "_BUILD_WAIT_MS", 200)
     monkeypatch.setattr(index_build, "_BRIEF_WAIT_MS", 5_000)
     with psycopg.connect(url) as writer:
-        # in a partition, so that the table itself is free
+        # the lock is on a partition, so that the table itself is free
         writer.execute("lock table support.tickets_0 in row exclusive mode")
         with pytest.raises(
             PostgresBusy, match=r"`create index concurrently .* on support\.tickets_0 .*` has waited 0\.2 s"
@@ -250,7 +247,7 @@ def test_a_concurrent_build_that_waits_too_long_is_reported_and_goes_on(
 
 
 @pytest.mark.parametrize(
-    ("suffix", "key", "after", "told"),
+    ("suffix", "key", "after", "fault"),
     [
         (
             "partition by range (created_at)",
@@ -281,13 +278,13 @@ def test_a_concurrent_build_that_waits_too_long_is_reported_and_goes_on(
     ids=["by time", "by status below", "by an expression", "without a key"],
 )
 def test_an_id_that_is_not_unique_over_all_partitions_is_refused_before_anything_is_touched(
-    suffix: str, key: str, after: tuple[str, ...], told: str, new_database: NewDatabase
+    suffix: str, key: str, after: tuple[str, ...], fault: str, new_database: NewDatabase
 ) -> None:
     url = new_database()
     make_table(url, suffix=suffix, key=key, after=after)
     with pytest.raises(PostgresSetupError) as raised:
         upgrade(url)
-    assert told in str(raised.value)
+    assert fault in str(raised.value)
     with psycopg.connect(url) as connection:
         assert connection.execute("select count(*) from pg_class where relname like 'ticket_sla%'").fetchone() == (0,)
 
@@ -295,9 +292,7 @@ def test_an_id_that_is_not_unique_over_all_partitions_is_refused_before_anything
 def test_a_whole_cycle_on_a_partitioned_table(
     url: str, owner: psycopg.Connection[Any], relay: Relay, events: Events, kafka_settings: KafkaSettings
 ) -> None:
-    """Claim in order, lock past rows that others hold, set aside by the row's version, mark, publish, audit, preview,
-    backlog.
-    """
+    """Claim in order, skip locked rows, set aside by row version, mark, publish, audit, preview, backlog."""
     upgrade(url)
     first = make_tickets(owner, 20, **FIRST_RESPONSE_OVERDUE)
     late = make_tickets(owner, 20, **RESOLUTION_OVERDUE)
@@ -312,15 +307,11 @@ def test_a_whole_cycle_on_a_partitioned_table(
     with psycopg.connect(url) as operator:
         held = operator.execute("select id::text from support.tickets where id = %s for update", (first[7],)).fetchone()
         report = run_cycle(database, relay, clock=clock)
-        assert (report.processed_count, report.lock_skip_count, report.published_count, report.backlog_count) == (
-            39,
-            1,
-            39,
-            2,
-        )
+        assert (report.processed_count, report.lock_skip_count) == (39, 1)
+        assert (report.published_count, report.backlog_count) == (39, 2)
         assert len(report.errors) == 1
     assert held is not None
-    # its version has changed: it is tried at once
+    # a row set aside is tried at once when its version has changed
     owner.execute("update support.tickets set queue_id = gen_random_uuid() where id = %s", (bad,))
     report = run_cycle(database, relay, clock=clock)
     assert (report.processed_count, report.errors, report.backlog_count) == (2, [], 0)
@@ -337,9 +328,11 @@ def test_claim_and_lock_read_the_partitions_indexes(url: str, owner: psycopg.Con
     make_tickets(owner, 20_000)
     owner.execute("vacuum analyze support.tickets")
     read = """
-        select regexp_replace(relname, '_[0-9]+$', '') as index, sum(pg_stat_get_xact_tuples_returned(pg_class.oid))::int
+        select regexp_replace(relname, '_[0-9]+$', '') as index,
+            sum(pg_stat_get_xact_tuples_returned(pg_class.oid))::int
         from pg_index join pg_class on pg_class.oid = indexrelid
-        where indrelid in (select relid from pg_partition_tree('support.tickets')) and pg_stat_get_xact_tuples_returned(pg_class.oid) > 0
+        where indrelid in (select relid from pg_partition_tree('support.tickets'))
+            and pg_stat_get_xact_tuples_returned(pg_class.oid) > 0
         group by 1
     """
     settings = PostgresSettings(url)

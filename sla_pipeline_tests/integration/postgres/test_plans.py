@@ -1,7 +1,6 @@
-"""What the job's statements read: a claim only as many index entries as it takes, a batch by the primary key (SPEC
-5.3).
+"""Rows that the job's statements read: a claim only the index entries that it returns, a batch the primary key's.
 
-Without it every other test passes, and each batch of a cycle reads all that is overdue.
+SPEC 5.3. No other test fails when each batch of a cycle reads the whole backlog.
 """
 
 from typing import Any

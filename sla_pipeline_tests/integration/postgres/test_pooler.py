@@ -1,6 +1,4 @@
-"""Through a real PgBouncer: in session mode everything works, and whatever does not keep a session is refused before it
-is used.
-"""
+"""Sessions through a real PgBouncer: session mode works, every other mode is refused before it is used."""
 
 import contextlib
 import threading
@@ -17,7 +15,7 @@ from sla_pipeline.errors import PostgresSetupError, PostgresUnavailable
 from sla_pipeline.kafka.relay import Relay
 from sla_pipeline.kafka.settings import KafkaSettings
 from sla_pipeline.monitor.runner import run_cycle
-from sla_pipeline.postgres import session as session_module
+from sla_pipeline.postgres import answer_timer
 from sla_pipeline.postgres.database import Database
 from sla_pipeline.postgres.migrate import upgrade
 from sla_pipeline.postgres.outbox import PostgresOutbox
@@ -154,10 +152,10 @@ def test_a_pooler_that_does_not_keep_sessions_is_refused_by_name(
     monkeypatch.setattr("sla_pipeline.postgres.pooler._RESET_SECONDS", 0.3)
     url = start_pooler(**settings).url(worker_url)
     for _ in range(2):
-        said = _refusal(url)
-        assert words in said
-        assert "let SLA_POSTGRES_URL name the server itself" in said
-    assert all(f"{name} = {value}" in said for name, value in remedy.items() if name != "default_pool_size")
+        message = _refusal(url)
+        assert words in message
+        assert "let SLA_POSTGRES_URL name the server itself" in message
+    assert all(f"{name} = {value}" in message for name, value in remedy.items() if name != "default_pool_size")
     remedied = start_pooler(**settings | {"server_reset_query_always": 0} | remedy).url(worker_url)
     PostgresSettings(remedied).connect(purpose="test").close()
     PostgresSettings(worker_url).connect(purpose="test").close()
@@ -218,13 +216,13 @@ def test_a_row_level_policy_is_refused_through_a_pooler_too(
             support.execute(f"alter role {worker_login[0]} nobypassrls")
 
 
-def test_a_pooler_that_lets_the_first_statement_wait_is_told_as_one(
+def test_a_pooler_that_lets_the_first_statement_wait_is_reported_as_one(
     worker_url: str, start_pooler: StartPooler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings, pooler = PostgresSettings, start_pooler(default_pool_size=3)
     url = pooler.url(worker_url)
     settings(url).connect(purpose="test").close()
-    monkeypatch.setattr(session_module, "_FIRST_STATEMENTS_SECONDS", 0.5)
+    monkeypatch.setattr(answer_timer, "_FIRST_STATEMENTS_SECONDS", 0.5)
     words = "does not answer the first statement within 0.5 s: a pooler that is paused, or has no server process free"
 
     pooler.admin("pause")
@@ -284,5 +282,5 @@ def test_a_refusal_by_the_pooler_itself_needs_a_person(
 
 
 def test_the_poolers_own_console_is_not_a_database(owner_url: str, start_pooler: StartPooler) -> None:
-    said = _refusal(f"{start_pooler().url(owner_url).rpartition('/')[0]}/pgbouncer")
-    assert "/bouncer'; the monitor needs PostgreSQL 14 or later" in said
+    message = _refusal(f"{start_pooler().url(owner_url).rpartition('/')[0]}/pgbouncer")
+    assert "/bouncer'; the monitor needs PostgreSQL 14 or later" in message

@@ -1,6 +1,4 @@
-"""`sla-pipeline migrate` on a database at the newest revision puts back what it has lost: the remedy that cycles name
-must be one.
-"""
+"""`sla-pipeline migrate` restores what a database at the newest revision has lost: the errors of cycles name it."""
 
 import re
 from typing import Any
@@ -14,6 +12,7 @@ from sla_pipeline.postgres import migrate
 from sla_pipeline.postgres.database import Database
 from sla_pipeline.postgres.indexes import OUR_INDEXES
 from sla_pipeline.postgres.migrate import downgrade, upgrade
+from sla_pipeline.postgres.schema import REVISION
 from sla_pipeline_tests.integration.conftest import Cycle, Events
 from sla_pipeline_tests.integration.postgres.test_migrations import _dump as dump
 from sla_pipeline_tests.tickets import FIRST_RESPONSE_OVERDUE, make_ticket
@@ -48,6 +47,7 @@ _LOSSES = {
     "every right of the worker": "revoke all on all tables in schema support from sla_worker;"
     " revoke usage on schema support from sla_worker",
     "the analysts' rights": "revoke all on all tables in schema support from sla_analyst",
+    "the oldest compatible version": "alter table support.ticket_sla_schema_version drop column compatible_from",
     "the version": "drop table support.ticket_sla_schema_version",
     "the version and the records": "drop table support.ticket_sla_schema_version, support.ticket_sla_breaches",
     "everything": "drop table support.ticket_sla_schema_version, support.ticket_sla_breaches, support.ticket_sla_relay,"
@@ -56,7 +56,7 @@ _LOSSES = {
 
 
 def _comparable(rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-    """A dump without the order of an access list's entries."""
+    """Return the dump with the entries of each access list sorted."""
     return [
         tuple(sorted(re.split("[{},]", value)) if str(value).startswith("{") else value for value in row)
         for row in rows
@@ -67,17 +67,20 @@ def _comparable(rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
 def test_what_is_lost_is_put_back(
     lost: str, owner_url: str, support: Support, database: Database, cycle: Cycle, events: Events
 ) -> None:
-    """Everything is as it was before; and a cycle of the worker marks and publishes."""
+    """The schema is as before, and a cycle of the worker marks and publishes."""
     made = _comparable(dump(owner_url))
     support.execute(_LOSSES[lost].encode())
     database.close()
-    said: list[str] = []
-    upgrade(owner_url, say=said.append)
+    reported: list[str] = []
+    upgrade(owner_url, say=reported.append)
     records = (
         ["table support.ticket_sla_breaches was lost"] if lost in ("the records", "the version and the records") else []
     )
-    assert [line.partition(" and is")[0] for line in said] == records
+    assert [line.partition(" and is")[0] for line in reported] == records
     assert _comparable(dump(owner_url)) == made
+    assert support.execute(
+        "select version_num, compatible_from from support.ticket_sla_schema_version where version_num like 'sla%'"
+    ).fetchall() == [(REVISION, REVISION)]
     ticket = make_ticket(support, **FIRST_RESPONSE_OVERDUE)
     assert (report := cycle()).errors == []
     assert (report.processed_count, report.published_count) == (1, 1)
@@ -87,7 +90,7 @@ def test_what_is_lost_is_put_back(
 def test_the_warning_of_a_missing_index_ends_with_migrate(
     support: Support, owner_url: str, cycle: Cycle, logged: list[Any]
 ) -> None:
-    """Half built counts as missing, made by hand under another name does not."""
+    """A half-built index counts as missing, one with another name that somebody has built does not."""
 
     def warned() -> list[str]:
         logged.clear()
@@ -169,7 +172,7 @@ def _columns(url: str) -> list[tuple[str, str]]:
 
 
 def _refusal(url: str) -> str:
-    """What `migrate` refuses with; empty when it does not."""
+    """Return the error of `migrate`, or an empty text."""
     try:
         upgrade(url)
     except PostgresSetupError as error:
@@ -177,10 +180,10 @@ def _refusal(url: str) -> str:
     return ""
 
 
-def test_every_single_column_is_put_back_or_named_with_a_remedy_that_is_one(
+def test_every_single_column_is_put_back_or_named_with_a_remedy_that_works(
     owner_url: str, support: Support, cycle: Cycle, logged: list[Any]
 ) -> None:
-    """With rows in every table. What cannot be added to rows that are there names what to give up."""
+    """Every table has rows. Where a column cannot be added to them, the error names what to give up."""
     make_ticket(support, **FIRST_RESPONSE_OVERDUE)
     make_ticket(support, **FIRST_RESPONSE_OVERDUE | {"queue_id": None})
     cycle()
@@ -206,7 +209,7 @@ def test_every_single_column_is_put_back_or_named_with_a_remedy_that_is_one(
             overriding = "overriding system value" if table == "ticket_sla_cycles" else ""
             support.execute(f"insert into support.{table} ({columns}) {overriding} select {columns} from kept".encode())
         support.execute("drop table kept")
-    # those without a default, which may not be null
+    # these have no default and may not be null
     assert {column for table, column in named if table == "ticket_sla_relay"} == {"id", "last_seq", "published_seq"}
     assert ("ticket_sla_breaches", "payload") in named
     assert ("ticket_sla_breaches", "recorded_at") not in named
@@ -215,7 +218,7 @@ def test_every_single_column_is_put_back_or_named_with_a_remedy_that_is_one(
 def test_cycles_go_on_while_what_is_lost_is_put_back(
     owner_url: str, support: Support, cycle: Cycle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The version is never taken down meanwhile: between any two revisions a cycle runs."""
+    """The recorded revision does not change meanwhile: a cycle runs between any two revisions."""
     support.execute(f"drop index support.{_FIRST.name}".encode())
     processed = []
     plain = MigrationContext.begin_transaction

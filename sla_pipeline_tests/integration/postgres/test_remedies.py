@@ -1,8 +1,7 @@
-"""Each remedy that a message about Postgres names is carried out as it stands there, and then the command that was
-refused works.
+"""Each remedy in an error about Postgres is carried out word for word, and the refused command works afterwards.
 
 Elsewhere: the shape of the tickets' table (``test_tickets_table.py``), what `migrate` puts back and whom it waits for
-(``test_put_back.py``, ``test_partitioned_tables.py``), lost tables of ours (``kafka/test_lost_tables.py``).
+(``test_put_back.py``, ``test_partitioned_tables.py``), our lost tables (``kafka/test_lost_tables.py``).
 """
 
 import re
@@ -35,7 +34,7 @@ def _remedies(message: str) -> list[str]:
 
 
 def _fails_with(url: str, relay: Relay) -> str:
-    """The message of a cycle that fails; empty when it does not."""
+    """Return the error of a cycle, or an empty text."""
     database = Database(PostgresSettings(url))
     try:
         return "; ".join(run_cycle(database, relay, clock=SimulatedClock(NOW)).errors)
@@ -46,7 +45,7 @@ def _fails_with(url: str, relay: Relay) -> str:
 
 
 def _carry_out(support: Support, remedy: str, url: str) -> None:
-    """A statement, by the owner, with the login's own name; or a command of ours."""
+    """Run a statement as the owner, with the login's name filled in, or a command of `sla-pipeline`."""
     if remedy.startswith("sla-pipeline "):
         info = support.info
         environment = {
@@ -59,7 +58,7 @@ def _carry_out(support: Support, remedy: str, url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("group", "fault", "told"),
+    ("group", "fault", "remedy"),
     [
         (None, "select 1", "grant sla_worker to LOGIN"),
         ("sla_worker", "alter table support.tickets enable row level security", "alter role LOGIN bypassrls"),
@@ -85,19 +84,19 @@ def _carry_out(support: Support, remedy: str, url: str) -> None:
         ),
     ],
 )
-def test_the_remedy_of_a_cycle_is_one(
-    group: str | None, fault: str, told: str, support: Support, new_login: NewLogin, relay: Relay
+def test_the_remedy_of_a_cycle_works(
+    group: str | None, fault: str, remedy: str, support: Support, new_login: NewLogin, relay: Relay
 ) -> None:
     url = new_login(group) if group else new_login()
     make_ticket(support, **FIRST_RESPONSE_OVERDUE)
     support.execute(fault.encode())
     message = _fails_with(url, relay)
-    assert told in _remedies(message)
-    _carry_out(support, told, url)
+    assert remedy in _remedies(message)
+    _carry_out(support, remedy, url)
     assert _fails_with(url, relay) == ""
 
 
-def test_the_remedy_of_an_audit_is_one(support: Support, new_login: NewLogin, kafka_settings: KafkaSettings) -> None:
+def test_the_remedy_of_an_audit_works(support: Support, new_login: NewLogin, kafka_settings: KafkaSettings) -> None:
     url = new_login()
     with pytest.raises(PostgresSetupError) as raised:
         verify(PostgresSettings(url), kafka_settings, now_utc=NOW)

@@ -1,8 +1,7 @@
-"""The rule is written twice, in Python (``breach.judge``) and in SQL (``postgres/tickets.py``): here the two are held
-together.
+"""The rule exists twice, in Python (``breach.judge``) and in SQL (``postgres/tickets.py``): this holds the two equal.
 
-Random tickets, all at the edges: null, equal and infinite times, a microsecond before and after the cut-off, every
-status.
+The tickets are random, with values at the edges: null, equal and infinite times, a microsecond before and after the
+cut-off, every status.
 """
 
 import uuid
@@ -22,7 +21,7 @@ from sla_pipeline.postgres.session import DISTANT_FUTURE, DISTANT_PAST, Postgres
 from sla_pipeline_tests.tickets import HOUR, MICROSECOND, NOW
 
 _TENANTS = [str(uuid.UUID(int=1)), str(uuid.UUID(int=2))]
-# what Postgres can hold and Python cannot, as the worker sees it
+# times that Postgres can hold and Python cannot, and the values that the worker reads for them
 _BEYOND = {"-infinity": DISTANT_PAST, "infinity": DISTANT_FUTURE, "0044-03-15 00:00:00+00 BC": DISTANT_PAST}
 _MOMENTS = [NOW, NOW - MICROSECOND, NOW + MICROSECOND, NOW - HOUR, NOW - HOUR, NOW + HOUR, *_BEYOND]
 
@@ -43,7 +42,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Judged:
-    """The same as ``breach.judge`` takes it."""
+    """The same ticket in the form that ``breach.judge`` accepts."""
 
     status: str
     sla_breached: bool
@@ -63,7 +62,10 @@ def _judged(row: Row) -> Any:
 
 
 def _order(row: Row) -> tuple[bool, datetime, str]:
-    """SPEC 5.3; a ticket without a first deadline comes last. A time beyond Python's is beyond all others."""
+    """Return the sort key of SPEC 5.3.
+
+    A ticket without a first deadline is last; a time that Python cannot hold is before or after all others.
+    """
     due_at = row.first_response_due_at
     if due_at == "0044-03-15 00:00:00+00 BC":
         return False, DISTANT_PAST + MICROSECOND, row.id
@@ -75,7 +77,7 @@ rows = st.builds(
     Row,
     id=st.uuids().map(str),
     tenant_id=st.sampled_from(_TENANTS),
-    # mostly the two that matter
+    # the two active statuses are frequent
     status=st.sampled_from(["New", "InWork", "InWork", "OnHold", "Resolved", "Closed", "new", ""]),
     sla_breached=st.sampled_from([False, False, False, True]),
     first_response_due_at=moments,
@@ -87,7 +89,7 @@ rows = st.builds(
 
 @pytest.fixture(scope="module")
 def session(migrated_template: str, postgres_server_url: str) -> Iterator[psycopg.Connection]:
-    """One session for all examples, on a database of their own."""
+    """One session for all examples, in a separate database."""
     name = f"rule_{uuid.uuid4().hex}"
     with psycopg.connect(postgres_server_url, autocommit=True) as server:
         server.execute(f'create database "{name}" template "{migrated_template}"'.encode())
@@ -129,7 +131,7 @@ def test_rule_agrees_with_sql(
     assert tickets.claim(session, now_utc=NOW, tenant_id=tenant, limit=1_000) == expected
     assert tickets.count_backlog(session, now_utc=NOW, tenant_id=tenant) == len(expected)
 
-    # every id is tried, not only those claimed: what an operator has changed since then must drop out by the same rule
+    # all ids, not only the claimed ones: the same rule must drop a ticket that an operator has changed since the claim
     everything = [row.id for row in generated]
     with session.transaction():
         locked = tickets.lock_batch(session, everything, now_utc=NOW, tenant_id=tenant)

@@ -1,6 +1,4 @@
-"""A session is the same whatever the server, the database or the login have as their defaults; errors of the driver
-become ours.
-"""
+"""A session does not depend on the defaults of server, database and login; the driver's errors become ours."""
 
 from typing import Any
 from urllib.parse import urlsplit
@@ -25,7 +23,7 @@ Support = psycopg.Connection[Any]
 
 
 @pytest.mark.parametrize(
-    ("setting", "default", "ours"),
+    ("setting", "default", "expected"),
     [
         ("timezone", "Asia/Kathmandu", "UTC"),
         ("datestyle", "German, DMY", "ISO, MDY"),
@@ -39,7 +37,7 @@ Support = psycopg.Connection[Any]
     ],
 )
 def test_settings_do_not_depend_on_the_defaults(
-    setting: str, default: str, ours: str, support: Support, worker_url: str
+    setting: str, default: str, expected: str, support: Support, worker_url: str
 ) -> None:
     support.execute(
         sql.SQL("alter database {} set {} to {}").format(
@@ -47,7 +45,7 @@ def test_settings_do_not_depend_on_the_defaults(
         )
     )
     with PostgresSettings(worker_url).session(purpose="test") as connection:
-        assert connection.execute(f"show {setting}".encode()).fetchone() == (ours,)
+        assert connection.execute(f"show {setting}".encode()).fetchone() == (expected,)
 
 
 def test_options_of_the_url_are_kept_and_ours_win(worker_url: str) -> None:
@@ -80,7 +78,7 @@ def test_a_direct_connection_opens_one_session(support: Support, worker_url: str
 
 
 def test_a_migration_is_not_bound_by_the_time_of_a_statement(support: Support, owner_url: str) -> None:
-    """The build of an index takes hours where there are years of tickets, whatever the server's default."""
+    """An index of years of tickets takes hours to build, whatever the server's default timeout is."""
     support.execute(
         sql.SQL("alter database {} set statement_timeout to '1s'").format(sql.Identifier(support.info.dbname))
     )
@@ -91,7 +89,7 @@ def test_a_migration_is_not_bound_by_the_time_of_a_statement(support: Support, o
     assert shown == ("0", "off")
 
 
-def test_a_silent_session_is_ended_where_it_was_asked_for(support: Support, worker_url: str) -> None:
+def test_an_idle_session_is_ended_after_the_time_that_was_set(support: Support, worker_url: str) -> None:
     settings = PostgresSettings(worker_url)
     connection = settings.connect(purpose="silent", idle_session_timeout_ms=100)
     wait_until(

@@ -1,8 +1,7 @@
-"""The support service's table in every shape that was thought of: right to the end, or refused by name with a remedy
-that is one.
+"""Shapes of the support service's table: accepted and right to the end, or refused by name with a remedy that works.
 
-A shape that is accepted goes through a whole cycle and the audit. One that is refused: the statements of its message
-are executed, and then it is accepted.
+An accepted shape goes through a whole cycle and the audit. For a refused one, the statements in the message are
+executed; afterwards it is accepted.
 """
 
 import re
@@ -27,7 +26,8 @@ from sla_pipeline.postgres.indexes import DEFINITIONS, missing_indexes
 from sla_pipeline.postgres.migrate import upgrade
 from sla_pipeline.postgres.session import PostgresSettings
 from sla_pipeline.postgres.tickets import other_queues_first
-from sla_pipeline.postgres.tickets_table import NEEDED, faults, read_table
+from sla_pipeline.postgres.tickets_table import NEEDED, read_table
+from sla_pipeline.postgres.tickets_table_faults import faults
 from sla_pipeline_tests.integration.conftest import Events
 from sla_pipeline_tests.integration.postgres.conftest import NewDatabase
 from sla_pipeline_tests.integration.postgres.tables_of_others import COLUMNS, make_table
@@ -54,7 +54,7 @@ create domain support.short as varchar(20);
 create domain support.shorter as support.short check (length(value) < 15);
 create type support.two as enum ('New', 'Closed')
 """
-# names that our statements give to what they read, all of them taken by the support service
+# aliases in our statements, all of which the support service uses as column names
 _TAKEN_NAMES = [
     "kind",
     "payload",
@@ -93,7 +93,7 @@ def _execute(url: str, *statements: str) -> None:
 
 
 def _make(url: str, **changes: Any) -> None:
-    """The table, with the types above at hand."""
+    """Create the table and the types above."""
     _execute(url, _TYPES)
     make_table(url, **changes)
 
@@ -136,7 +136,7 @@ def test_a_shape_that_is_accepted_is_right_to_the_end(
     _make(url, **_ACCEPTED[shape])
     upgrade(url)
     with psycopg.connect(url, autocommit=True) as support:
-        given = [{**FIRST_RESPONSE_OVERDUE}, {**RESOLUTION_OVERDUE}]
+        overdue = [{**FIRST_RESPONSE_OVERDUE}, {**RESOLUTION_OVERDUE}]
         generated = {
             name
             for (name,) in support.execute(
@@ -144,7 +144,7 @@ def test_a_shape_that_is_accepted_is_right_to_the_end(
             )
         }
         made = []
-        for position, values in enumerate(given):
+        for position, values in enumerate(overdue):
             row = {
                 "id": str(uuid.uuid4()),
                 "number": f"T-{position}",
@@ -183,7 +183,7 @@ def test_a_shape_that_is_accepted_is_right_to_the_end(
     assert (audited.clean, audited.proven_count) == (True, 2)
 
 
-# how the table is made; what the message says of it; how many statements it names
+# columns of the table; text in the message; number of statements in the message
 _REFUSED: dict[str, tuple[dict[str, Any], str, int]] = {
     **{
         f"{column} without a time zone": (
@@ -321,7 +321,7 @@ _REFUSED: dict[str, tuple[dict[str, Any], str, int]] = {
 
 @pytest.fixture(scope="module")
 def scratch_url(postgres_server_url: str) -> Any:
-    """One database for all tables that are only looked at."""
+    """One database for all tables that are only read."""
     name = f"scratch_{uuid.uuid4().hex}"
     with psycopg.connect(postgres_server_url, autocommit=True) as server:
         server.execute(f'create database "{name}"'.encode())
@@ -337,18 +337,18 @@ def _faults(url: str) -> list[str]:
 
 
 @pytest.mark.parametrize("shape", _REFUSED)
-def test_a_shape_that_is_refused_is_named_and_its_remedy_is_one(shape: str, scratch_url: str) -> None:
-    changes, told, statement_count = _REFUSED[shape]
+def test_a_shape_that_is_refused_is_named_and_its_remedy_works(shape: str, scratch_url: str) -> None:
+    changes, fault, statement_count = _REFUSED[shape]
     _execute(scratch_url, "drop schema if exists support cascade")
     _make(scratch_url, **changes)
     found = _faults(scratch_url)
-    assert told in "; ".join(found)
+    assert fault in "; ".join(found)
     statements = re.findall("`([^`]+)`", "; ".join(found))
     assert len(statements) == statement_count
     if not statements:
         return
     for _ in range(2):
-        # what was a generated column is missing after the first statement, and added by the second
+        # the first round drops a generated column, the second one adds the missing column
         _execute(
             scratch_url, *(statement for fault in _faults(scratch_url) for statement in re.findall("`([^`]+)`", fault))
         )
@@ -356,7 +356,7 @@ def test_a_shape_that_is_refused_is_named_and_its_remedy_is_one(shape: str, scra
 
 
 @pytest.mark.parametrize(
-    ("statements", "told"),
+    ("statements", "fault"),
     [
         (
             ("create view support.tickets as select * from support.old_tickets",),
@@ -381,14 +381,14 @@ def test_a_shape_that_is_refused_is_named_and_its_remedy_is_one(shape: str, scra
     ids=["view", "materialized view", "foreign table", "sequence", "type", "index"],
 )
 def test_what_is_not_a_table_is_refused_by_name_and_nothing_is_made(
-    statements: tuple[str, ...], told: str, new_database: NewDatabase
+    statements: tuple[str, ...], fault: str, new_database: NewDatabase
 ) -> None:
     url = new_database()
     _make(url)
     _execute(url, "alter table support.tickets rename to old_tickets", *statements)
     with pytest.raises(PostgresSetupError) as raised:
         upgrade(url)
-    assert told in str(raised.value)
+    assert fault in str(raised.value)
     with psycopg.connect(url) as connection:
         assert connection.execute("select count(*) from pg_class where relname like 'ticket_sla%'").fetchone() == (0,)
 
@@ -420,9 +420,7 @@ def test_all_faults_are_in_one_message_and_a_cycle_touches_nothing(
     worker_url: str,
     owner_url: str,
 ) -> None:
-    """The table was right when it was migrated, and was changed since. Every command that stands on it refuses, with
-    exit code 3.
-    """
+    """The table was right when it was migrated and has changed since. Every command that uses it refuses."""
     make_ticket(support, **FIRST_RESPONSE_OVERDUE)
     support.execute(
         "alter table support.tickets alter column first_response_due_at type timestamp, alter column sla_breached "
@@ -463,7 +461,7 @@ def test_a_column_that_only_the_audit_reads_does_not_stop_cycles(
         verify(PostgresSettings(worker_url), kafka_settings, now_utc=NOW)
 
 
-def test_the_audit_finds_an_overdue_ticket_that_does_not_say_when_it_changed(
+def test_the_audit_finds_an_overdue_ticket_without_a_time_of_its_last_change(
     support: psycopg.Connection[Any], worker_url: str, kafka_settings: KafkaSettings
 ) -> None:
     support.execute("alter table support.tickets alter column updated_at drop not null")

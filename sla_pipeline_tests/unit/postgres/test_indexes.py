@@ -1,6 +1,4 @@
-"""Whether an index is one of ours, by the definition that Postgres prints for the types that a support service may
-choose.
-"""
+"""Recognition of our indexes by the definition that Postgres prints, for the types that a support service may use."""
 
 import pytest
 
@@ -24,7 +22,7 @@ _REST = "(NOT sla_breached) AND (first_response_at IS NULL)"
         "(first_response_at IS NULL))",
     ],
 )
-def test_ours_whatever_the_columns_types(condition: str) -> None:
+def test_recognized_whatever_the_columns_types(condition: str) -> None:
     for name in ("ticket_sla_first_response_overdue", '"by hand"'):
         for only in ("", "ONLY "):
             definition = (
@@ -61,5 +59,5 @@ def test_ours_whatever_the_columns_types(condition: str) -> None:
         f"{_REST.replace('AND', 'OR')})",
     ],
 )
-def test_not_ours(definition: str) -> None:
+def test_not_recognized(definition: str) -> None:
     assert not _FIRST.is_defined_by(definition)

@@ -1,6 +1,4 @@
-"""A refused login is told from a server that is away by what happens on the wire, in whatever language the server
-writes.
-"""
+"""The wire protocol distinguishes a refused login from an unreachable server, in any language of the server."""
 
 import socket
 import struct
@@ -15,13 +13,13 @@ from sla_pipeline.postgres.session import PostgresSettings
 Talk = Callable[[socket.socket], None]
 Server = Callable[[Talk], int]
 _SSL_REQUEST_LENGTH = 8
-# what a Russian server writes for each of them
+# the text of a Russian server for each refusal
 _WORDS = "вход запрещён"
 
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    """Starts a server that talks as it is told to with whoever connects; returns its port."""
+    """Starts a server that runs ``talk`` with each client; returns its port."""
     listeners = []
 
     def start(talk: Talk) -> int:
@@ -55,7 +53,7 @@ def _error(sqlstate: str, *, pooler: bool = False, words: str = _WORDS) -> bytes
 
 def _refuses(answer: bytes) -> Talk:
     def talk(peer: socket.socket) -> None:
-        # no TLS here; then the name of user and database
+        # the client asks for TLS, is refused it, then sends the names of user and database
         peer.recv(_SSL_REQUEST_LENGTH)
         peer.sendall(b"N")
         peer.recv(1_000)

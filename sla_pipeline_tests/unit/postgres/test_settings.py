@@ -1,4 +1,4 @@
-"""A database's URL is taken as libpq takes it, or refused by the variable's name, with no part of it repeated."""
+"""A database's URL is read as libpq reads it, or refused by its variable's name, with no part of it repeated."""
 
 import pytest
 from psycopg.conninfo import conninfo_to_dict
@@ -21,7 +21,7 @@ def _refusal(url: str, variable: str = POSTGRES_URL) -> str:
 @pytest.mark.parametrize(
     "url",
     [
-        # unencoded in a password, each of these would make a host, a port or a database of the rest
+        # libpq would read the rest of each password as a host, a port or a database
         "postgresql://worker:p4ss@w0rd@db-1/support",
         "postgresql://worker:p4ss/w0rd@db-1/support",
         "postgresql://worker:12/w0rd@db-1/support",
@@ -32,11 +32,11 @@ def _refusal(url: str, variable: str = POSTGRES_URL) -> str:
     ],
 )
 def test_a_password_that_is_not_encoded_is_refused(url: str) -> None:
-    said = _refusal(url)
-    assert said.startswith(
+    message = _refusal(url)
+    assert message.startswith(
         "SLA_POSTGRES_URL cannot be parsed: an @, / or ? in it is not percent-encoded (%40, %2F, %3F); w"
     )
-    assert said.endswith(_FORM)
+    assert message.endswith(_FORM)
 
 
 @pytest.mark.parametrize(
@@ -73,10 +73,10 @@ def test_a_password_that_is_not_encoded_is_refused(url: str) -> None:
     ],
 )
 def test_what_the_driver_does_not_take_is_refused_by_name(url: str, words: str) -> None:
-    said = _refusal(url)
-    assert words in said
-    assert _FORM in said
-    assert _refusal(url, OWNER_URL) == said.replace("SLA_POSTGRES_URL", "SLA_POSTGRES_OWNER_URL")
+    message = _refusal(url)
+    assert words in message
+    assert _FORM in message
+    assert _refusal(url, OWNER_URL) == message.replace("SLA_POSTGRES_URL", "SLA_POSTGRES_OWNER_URL")
 
 
 @pytest.mark.parametrize(
@@ -123,8 +123,8 @@ def test_a_variable_of_the_drivers_own_is_named_and_its_value_is_not(monkeypatch
 
 def test_each_server_of_a_url_is_an_attempt() -> None:
     url = PostgresUrl("postgresql://worker@db-1,db-2:5434/support?sslmode=require")
-    attempts = [conninfo_to_dict(one) for one in url.attempts()]
-    assert [(one.get("host"), one.get("port"), one["sslmode"]) for one in attempts] == [
+    attempts = [conninfo_to_dict(attempt) for attempt in url.attempts()]
+    assert [(attempt.get("host"), attempt.get("port"), attempt["sslmode"]) for attempt in attempts] == [
         ("db-1", None, "require"),
         ("db-2", "5434", "require"),
     ]

@@ -1,10 +1,11 @@
-"""Shapes of the tickets' table that the embedded server cannot make: it has neither citext nor collations of ICU."""
+"""Shapes of the tickets' table that the embedded server cannot create: it has neither citext nor ICU collations."""
 
 from dataclasses import replace
 
 import pytest
 
-from sla_pipeline.postgres.tickets_table import NEEDED, FoundColumn, TicketsTable, faults
+from sla_pipeline.postgres.tickets_table import NEEDED, FoundColumn, TicketsTable
+from sla_pipeline.postgres.tickets_table_faults import faults
 
 _COLUMNS = {
     needed.name: FoundColumn(needed.name, needed.types[0], needed.types[0], not_null=needed.not_null)
@@ -27,7 +28,7 @@ def test_citext_is_text_where_it_is_only_passed_on(name: str) -> None:
 
 
 def test_a_status_that_is_compared_without_case_is_refused() -> None:
-    """In SQL "new" would be New; the rule, the audit and consumers would not find it so."""
+    """SQL would find "new" equal to New; the rule, the audit and consumers would not."""
     assert _faults(status=replace(_COLUMNS["status"], type="citext", base_type="citext")) == [
         "column status is citext, needed is text or character varying or an enum (it is compared with New and InWork, "
         "exactly); `alter table support.tickets alter column status type text using status::text`"

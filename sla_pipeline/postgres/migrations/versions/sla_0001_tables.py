@@ -1,4 +1,4 @@
-"""Our tables: breach records (the outbox), the relay's position, the journal of cycles, rows set aside."""
+"""The monitor's tables: breach records (the outbox), the relay's position, the journal of cycles, rows set aside."""
 
 from alembic import op
 
@@ -8,15 +8,16 @@ revision = "sla_0001"
 down_revision = None
 branch_labels = ("sla_monitor",)
 depends_on = None
+compatible_from = "sla_0001"
 
 
 def upgrade() -> None:
-    """Create the four tables, or what is missing of them."""
+    """Create the four tables, or add what they lack."""
     records_are_new = add_missing(
-        "ticket_sla_breaches",
+        "support.ticket_sla_breaches",
         {
             "seq": "bigint not null",
-            # no foreign key: a ticket may be deleted, what was published of it stays
+            # no foreign key: a ticket may be deleted, the record of its event stays
             "ticket_id": "uuid not null",
             "number": "text not null",
             "kind": "text not null",
@@ -31,12 +32,13 @@ def upgrade() -> None:
             "ticket_sla_breaches_ticket_id_key": "unique (ticket_id)",
             "ticket_sla_breaches_kind_check": "check (kind in ('FirstResponse', 'Resolution'))",
         },
+        then=", then `sla-pipeline recover`, which writes the records back from their events",
     )
     add_missing(
-        "ticket_sla_relay",
+        "support.ticket_sla_relay",
         {
             "id": "integer not null",
-            # the last sequence handed out: a plain row, not a sequence object, so that numbers have no gap and commit
+            # a plain row holds the last sequence handed out: numbers of a sequence object have gaps and do not commit
             # in order
             "last_seq": "bigint not null",
             "published_seq": "bigint not null",
@@ -49,17 +51,15 @@ def upgrade() -> None:
         },
     )
     if records_are_new:
-        # a table of records that was lost is like a database restored to before its first record, which recovery knows
-        # how to mend
+        # without its records the database equals one restored to before its first record, which recovery can repair
         op.execute("update support.ticket_sla_relay set last_seq = 0, published_seq = 0, published_at = null")
-    # a published_seq of 0 is safe: Kafka's progress record holds the position, and the next takeover raises the copy to
-    # it
+    # a published_seq of 0 is safe: Kafka's progress record holds the position, and the next takeover copies it here
     op.execute(
         "insert into support.ticket_sla_relay (id, last_seq, published_seq) select 1, coalesce(max(seq), 0), 0 from "
         "support.ticket_sla_breaches on conflict (id) do nothing"
     )
     add_missing(
-        "ticket_sla_cycles",
+        "support.ticket_sla_cycles",
         {
             "id": "bigint generated always as identity",
             "run_id": "text not null",
@@ -96,10 +96,10 @@ def upgrade() -> None:
             "'abandoned'))",
         },
     )
-    add_missing_index("ticket_sla_cycles_running", "on support.ticket_sla_cycles (id) where state = 'running'")
-    add_missing_index("ticket_sla_cycles_started", "on support.ticket_sla_cycles (started_at)")
+    add_missing_index("ticket_sla_cycles_running", "support.ticket_sla_cycles", "(id) where state = 'running'")
+    add_missing_index("ticket_sla_cycles_started", "support.ticket_sla_cycles", "(started_at)")
     add_missing(
-        "ticket_sla_set_aside",
+        "support.ticket_sla_set_aside",
         {
             "ticket_id": "uuid not null",
             "number": "text not null",
@@ -115,6 +115,6 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Drop them, and with them the record of what was published."""
+    """Drop the four tables, and with them the record of what was published."""
     for table in ("ticket_sla_set_aside", "ticket_sla_cycles", "ticket_sla_relay", "ticket_sla_breaches"):
         op.execute(f"drop table if exists support.{table}")

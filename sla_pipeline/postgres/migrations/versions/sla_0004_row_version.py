@@ -1,6 +1,4 @@
-"""The version of a row set aside: a row that has changed since it failed is tried at once, without waiting for its
-pause.
-"""
+"""The version of a row set aside: a row that has changed since it failed is tried at once, without its pause."""
 
 from alembic import op
 
@@ -10,13 +8,14 @@ revision = "sla_0004"
 down_revision = "sla_0003"
 branch_labels = None
 depends_on = None
+compatible_from = "sla_0004"
 
 
 def upgrade() -> None:
-    """Add the column; a row that was set aside before keeps its pause."""
-    add_missing("ticket_sla_set_aside", {"row_version": "text"})
+    """Add the column; a row that is set aside already keeps its pause."""
+    add_missing("support.ticket_sla_set_aside", {"row_version": "text"})
 
 
 def downgrade() -> None:
-    """Drop it."""
+    """Drop the column."""
     op.execute("alter table support.ticket_sla_set_aside drop column if exists row_version")

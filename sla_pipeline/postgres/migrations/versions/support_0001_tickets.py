@@ -1,7 +1,6 @@
-"""The support service's table, as it stands in production: for demo and tests only.
+"""The support service's table, as production has it: for demo and tests only.
 
-The monitor never alters it. Nothing but the key and the number is constrained, since the monitor must bear with what it
-finds.
+The monitor never alters it. Only the key and the number are constrained, because the monitor must tolerate any row.
 """
 
 from alembic import op
@@ -43,5 +42,5 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Drop it."""
+    """Drop the table."""
     op.execute("drop table support.tickets")
