@@ -1,7 +1,7 @@
 """The rule: when a ticket is breached, of which kind, by which deadline (SPEC 1.1, 4.1, 5.4).
 
-What belongs here: pure functions and values, nothing that reads a clock, a database or a setting. What does not: how
-tickets are found quickly (``postgres/tickets.py`` says the same rule in SQL; a property test holds the two together).
+Pure functions and values: nothing here reads a clock, a database or a setting. ``postgres/tickets.py`` has the same
+rule in SQL; a property test holds the two together.
 """
 
 from dataclasses import dataclass
@@ -11,21 +11,21 @@ from typing import Protocol
 
 __all__ = ["ACTIVE_STATUSES", "Breach", "BreachKind", "Priority", "TicketState", "judge"]
 
-# the only statuses that a batch may hold (SPEC 5.3)
+# The only statuses of tickets in a batch (SPEC 5.3).
 ACTIVE_STATUSES = ("New", "InWork")
 
 
 class BreachKind(StrEnum):
-    """Which promise was broken."""
+    """The deadline that was missed: of the first response, or of the resolution."""
 
     FIRST_RESPONSE = "FirstResponse"
     RESOLUTION = "Resolution"
 
 
 class Priority(StrEnum):
-    """The priorities that we know.
+    """Known priorities.
 
-    The support service owns the list: another value is no fault, it goes out as it is.
+    The support service owns the list: another value is valid and goes into the event unchanged.
     """
 
     CRITICAL = "Critical"
@@ -35,46 +35,46 @@ class Priority(StrEnum):
 
 
 class TicketState(Protocol):
-    """What the rule looks at.
+    """Fields of a ticket that the rule reads.
 
     Every time is timezone-aware; ``status`` is free text, since the support service owns its values.
     """
 
     @property
     def status(self) -> str:
-        """New, InWork, OnHold, Resolved, Closed, or what the support service adds."""
+        """New, InWork, OnHold, Resolved, Closed, or a value that the support service adds."""
 
     @property
     def sla_breached(self) -> bool:
-        """Marked already."""
+        """True once the ticket has been marked."""
 
     @property
     def first_response_due_at(self) -> datetime | None:
-        """Deadline of the first public reply."""
+        """Deadline of the first public reply, or None."""
 
     @property
     def first_response_at(self) -> datetime | None:
-        """The first public reply."""
+        """Time of the first public reply, or None."""
 
     @property
     def resolution_due_at(self) -> datetime | None:
-        """Deadline of the resolution."""
+        """Deadline of the resolution, or None."""
 
     @property
     def resolved_at(self) -> datetime | None:
-        """When it was resolved."""
+        """Time of the resolution, or None."""
 
 
 @dataclass(frozen=True, slots=True)
 class Breach:
-    """A broken promise: its kind and the deadline that passed."""
+    """A missed deadline and its kind."""
 
     kind: BreachKind
     due_at: datetime
 
 
 def judge(ticket: TicketState, now_utc: datetime) -> Breach | None:
-    """The breach that a cycle at ``now_utc`` must mark on this ticket, or None (SPEC 1.1, 5.4).
+    """Return the breach that a cycle at ``now_utc`` must mark on this ticket, or None (SPEC 1.1, 5.4).
 
     The cut-off is strict, ``due < now_utc``. A first response overdue has priority over a resolution overdue. A ticket
     that is already breached, or in a status other than New and InWork, is never breached (again).

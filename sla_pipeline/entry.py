@@ -1,5 +1,6 @@
-"""The program ``sla-pipeline``: what it does while the command line is being loaded, which takes a second and more
-on a busy machine.
+"""Entry point of the program ``sla-pipeline``: Ctrl-C while the command line is loading.
+
+Loading takes a second, and longer on a busy machine.
 """
 
 import signal
@@ -10,7 +11,7 @@ def main() -> None:
 
     Ctrl-C before it is loaded ends the process at once, without the traceback of an import.
     """
-    # what a script starts with & ignores SIGINT, and goes on doing so
+    # Shells start background jobs with SIGINT ignored; such a process continues to ignore it.
     if interruptible := signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     from sla_pipeline import cli  # noqa: PLC0415

@@ -1,7 +1,6 @@
-"""Environment variables: read when they are needed, in one way wherever a setting comes from.
+"""Environment variables: read at first use, and refused when no setting can have such a text.
 
-What belongs here: reading, and refusing what no setting can hold. What does not: what a value must look like; the
-settings of each room check that.
+Each setting's own form is checked where the setting is defined, not here.
 """
 
 import os
@@ -12,17 +11,16 @@ from sla_pipeline.errors import ConfigurationError
 __all__ = ["variable"]
 
 _QUOTES = ("'", '"')
-# white space that JSON allows between its parts
+# White space that JSON allows between its parts, beside the space.
 _LAYOUT = str.maketrans("", "", "\t\n\r")
 
 
 def variable(name: str, environment: Mapping[str, str] | None = None, *, several_lines: bool = False) -> str:
-    """The variable's text without the white space around it; empty when it is not set.
+    """Return the variable's text without the white space around it; an empty text when it is not set.
 
-    A secret that is mounted as a file often ends in a line break; it is no part of the value. Raises
-    ``ConfigurationError``, which names the variable and never repeats the value, when the text holds a character that
-    cannot be printed or stands in quotation marks. ``several_lines`` allows line breaks and tabs, for a value that is
-    JSON.
+    A secret that is mounted as a file often ends in a line break, which is not part of the value. ``several_lines``
+    allows line breaks and tabs, for a value that is JSON. Raises ``ConfigurationError`` when the text holds a character
+    that cannot be printed, or is enclosed in quotation marks; the error names the variable and never repeats the value.
     """
     text = (os.environ if environment is None else environment).get(name, "").strip()
     checked = text.translate(_LAYOUT) if several_lines else text
@@ -32,7 +30,8 @@ def variable(name: str, environment: Mapping[str, str] | None = None, *, several
         )
     if len(text) > 1 and text[0] == text[-1] and text[0] in _QUOTES:
         raise ConfigurationError(
-            f"{name} stands in quotation marks ({text[0]}), which are part of its value; write the value without them"
+            f"{name} is enclosed in quotation marks ({text[0]}), which are part of its value; write the value without "
+            "them"
         )
     return text
 

@@ -176,7 +176,7 @@ class PostgresFactory(Protocol):
 
 @pytest.fixture
 def own_broker(request: pytest.FixtureRequest) -> Iterator[BrokerFactory]:
-    """For tests that stop, kill or freeze brokers: each call starts one, the end of the test ends them."""
+    """For tests that stop, kill or pause brokers: each call starts one, the end of the test ends them."""
     logs = request.node.stash.setdefault(_BROKER_LOGS, [])
     with contextlib.ExitStack() as up:
 
@@ -190,7 +190,7 @@ def own_broker(request: pytest.FixtureRequest) -> Iterator[BrokerFactory]:
 
 @pytest.fixture
 def own_postgres() -> Iterator[PostgresFactory]:
-    """For tests that stop, kill or freeze servers: each call starts one, the end of the test ends them."""
+    """For tests that stop, kill or pause servers: each call starts one, the end of the test ends them."""
     with contextlib.ExitStack() as up:
 
         def start(*, durable: bool = False) -> EmbeddedPostgres:

@@ -1,8 +1,9 @@
-"""``hold_venv.py install|use VENV COMMAND...``: run a command while nobody installs into VENV, or, to install, while nobody uses it.
+"""``hold_venv.py install|use VENV COMMAND...``: run a command under a lock on the virtual environment VENV.
 
-The command replaces this process and inherits the lock on ``VENV.lock``, and so do the programs that an installation
-starts. The system frees the lock when the last of them has ended, however it ended: there is nothing to clean up after
-a kill. Used by the Makefile before there is an environment, hence the standard library alone.
+``use`` takes the lock shared, so that nobody installs into VENV meanwhile; ``install`` takes it exclusively. The
+command replaces this process and inherits the lock on ``VENV.lock``, and so do the programs that an installation
+starts. The system frees the lock when the last of them has ended, however it ended: after a kill there is nothing to
+clean up. The Makefile runs this file before there is an environment, so it imports the standard library alone.
 """
 
 import fcntl
@@ -10,19 +11,19 @@ import os
 import sys
 import time
 
-# an installation takes one to five minutes; a demo or a chaos test may run for long, and is then to be ended by whoever
-# started it
+# Bounds the wait for the lock: an installation takes one to five minutes. A demo or a chaos test may run longer; then
+# whoever started it has to end it.
 _WAIT_SECONDS = 1800.0
 _POLL_SECONDS = 0.1
 
 
 def main(mode: str, venv: str, *command: str) -> None:
-    """Wait for the lock, saying so once; then become ``command``."""
+    """Wait for the lock, with one line on standard error about the wait; then exec ``command``."""
     path = f"{venv}.lock"
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
-        # a checkout that cannot be written, with an environment that is complete
+        # A complete environment in a checkout that cannot be written can be used without a lock.
         if mode == "use":
             os.execvp(command[0], command)  # noqa: S606
         sys.exit(
@@ -55,7 +56,7 @@ def _try_lock(descriptor: int, wanted: int) -> bool:
     except BlockingIOError:
         return False
     except OSError as error:
-        # some network file systems have no locks
+        # Some network file systems have no locks.
         sys.stderr.write(f"no lock on the environment ({error.strerror}): run one make at a time\n")
     return True
 

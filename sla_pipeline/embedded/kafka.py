@@ -1,8 +1,4 @@
-"""An embedded Apache Kafka 4.3.1: one node, broker and controller in one (KRaft), its log in a state folder.
-
-What belongs here: the broker's properties, starting and ending it. What does not: topics (``kafka/topics.py``), Java
-(``java.py``).
-"""
+"""An embedded Apache Kafka 4.3.1: one node, broker and controller in one (KRaft), its log in a state folder."""
 
 import base64
 import contextlib
@@ -17,20 +13,22 @@ from pathlib import Path
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
+from sla_pipeline.embedded.errors import ServiceError, UnusableState
 from sla_pipeline.embedded.jars import cache_folder, locked_cache
 from sla_pipeline.embedded.java import java_command, java_environment
+from sla_pipeline.embedded.locks import exclusive
 from sla_pipeline.embedded.ports import free_ports, listens
-from sla_pipeline.embedded.supervision import Service, ServiceError, UnusableState, exclusive
+from sla_pipeline.embedded.supervision import Service
 from sla_pipeline.errors import ConfigurationError
 
 __all__ = ["EmbeddedKafka", "embedded_kafka"]
 
-# the line of a stack trace that names an exception
+# Line of a stack trace that names an exception.
 _EXCEPTION = re.compile(r"(?:Caused by: )?((?:\w+\.)+\w*(?:Exception|Error): .*)")
 
 
 class EmbeddedKafka:
-    """A running broker at ``bootstrap_servers``; its port stays over ``kill`` or ``stop`` and ``start``."""
+    """A running broker at ``bootstrap_servers``; it keeps its port after ``kill`` or ``stop`` and ``start``."""
 
     def __init__(self, service: Service, port: int) -> None:
         self.service = service
@@ -45,31 +43,31 @@ class EmbeddedKafka:
         return f"{type(self).__name__}({self.bootstrap_servers})"
 
     def start(self) -> None:
-        """Starts the broker on its log and waits until it answers.
+        """Start the broker on its log and wait until it answers.
 
-        Raises ``ServiceError`` with the end of its log when it does not.
+        Raises ``ServiceError`` with the end of its log when it does not answer.
         """
         self.service.start()
         self.service.wait_until(self._answers)
 
     def stop(self) -> None:
-        """Controlled shutdown."""
+        """Shut the broker down in order."""
         self.service.stop()
 
     def kill(self) -> None:
-        """SIGKILL."""
+        """Kill the broker with SIGKILL."""
         self.service.kill()
 
-    def freeze(self) -> None:
-        """SIGSTOP."""
-        self.service.freeze()
+    def pause(self) -> None:
+        """Pause the broker with SIGSTOP."""
+        self.service.pause()
 
-    def thaw(self) -> None:
-        """SIGCONT."""
-        self.service.thaw()
+    def resume(self) -> None:
+        """Resume the broker with SIGCONT."""
+        self.service.resume()
 
     def _answers(self) -> bool:
-        # the port first: a client that meets a closed one backs off
+        # The port is tried first: a client that finds it closed waits before its next attempt.
         if not listens(self._port):
             return False
         admin = AdminClient({"bootstrap.servers": self.bootstrap_servers, "log_level": 0})
@@ -83,12 +81,12 @@ class EmbeddedKafka:
 def embedded_kafka(
     state: Path, *, properties: Mapping[str, object] | None = None, java_options: Sequence[str] = ()
 ) -> Iterator[EmbeddedKafka]:
-    """A broker on the log kept in ``state``, made at the first start; stops on exit, or when this process dies.
+    """Run a broker on the log kept in ``state``, created at the first start.
 
-    ``properties`` go on top of the broker's own, ``java_options`` of Java's. Topics are never created by being used.
-    ``state`` may hold spaces, not commas; it also gets ``kafka.log``. Raises ``ServiceError`` when ``state`` is in use,
-    a jar cannot be had, or the broker does not start; ``UnusableState``, which is one, when that is because of the log
-    in ``state``.
+    It ends on exit, or when this process dies. ``properties`` override the broker's own, ``java_options`` those of
+    Java. A topic is not created by its first use. The path ``state`` may hold spaces, but no comma; ``kafka.log`` is
+    written there. Raises ``ServiceError`` when ``state`` is in use, a jar cannot be fetched, or the broker does not
+    start, and its subclass ``UnusableState`` when the log in ``state`` is the cause.
     """
     state = state.absolute()
     if "," in str(state):
@@ -126,7 +124,10 @@ def embedded_kafka(
 
 
 def _check_kept_log(data: Path, state: Path) -> bool:
-    """Whether ``data`` is kept from an earlier start. Raises ``UnusableState`` when it was never formatted as a log."""
+    """Return whether ``data`` is kept from an earlier start.
+
+    Raises ``UnusableState`` when it is there but is not a formatted log.
+    """
     if not data.exists():
         return False
     if not (data / "meta.properties").is_file():
@@ -135,7 +136,7 @@ def _check_kept_log(data: Path, state: Path) -> bool:
 
 
 def _fault_of_the_log(service: Service) -> str | None:
-    """The exception by which the broker ended; None when it named none, or a port that is taken."""
+    """Return the exception that ended the broker; None when it logged none, or one about a port that is taken."""
     found = [match[1] for line in service.log_since_start() if (match := _EXCEPTION.match(line))]
     return found[-1] if found and "BindException" not in found[-1] else None
 
@@ -149,14 +150,14 @@ def _broker_properties(data: Path, port: int, controller_port: int) -> dict[str,
         "listeners": f"PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller_port}",
         "advertised.listeners": f"PLAINTEXT://127.0.0.1:{port}",
         "log.dirs": data,
-        # a misspelt topic is an error, as in production
+        # As in production, a misspelt topic is an error.
         "auto.create.topics.enable": "false",
         "group.initial.rebalance.delay.ms": 0,
-        # a broker that was killed is let in again when its session is over: the 9 s of the default would be the time of
-        # every restart
+        # A killed broker can register again only when its session has expired; the default, 9 s, would be the length of
+        # every restart.
         "broker.session.timeout.ms": 3000,
         "broker.heartbeat.interval.ms": 500,
-        # one node: internal topics have one replica, and one partition is made faster than fifty
+        # One node can hold one replica only, and one partition is created faster than fifty.
         "offsets.topic.num.partitions": 1,
         "offsets.topic.replication.factor": 1,
         "transaction.state.log.num.partitions": 1,
@@ -169,7 +170,7 @@ def _broker_properties(data: Path, port: int, controller_port: int) -> dict[str,
 
 
 def _as_properties(values: Mapping[str, object]) -> str:
-    """Text of a Java properties file: printable ASCII, with all else as UTF-16 escapes."""
+    """Return the text of a Java properties file: printable ASCII, all other characters as UTF-16 escapes."""
     return "".join(f"{name}={_escaped(str(value))}\n" for name, value in values.items())
 
 
@@ -180,25 +181,30 @@ def _escaped(text: str) -> str:
 
 
 def _format_log(data: Path) -> None:
-    """Makes ``data`` a formatted, empty log, of a cluster with an id of its own. Raises ``ServiceError`` when the tool fails.
+    """Create ``data`` as a formatted, empty log with a cluster id of its own.
 
-    The storage tool takes as long as the broker's own start, so its result is kept beside the jars and copied.
+    The storage tool takes as long as the broker's own start, so its result is kept beside the jars and copied. Raises
+    ``ServiceError`` when the tool fails.
     """
     part = data.with_name("data.part")
     shutil.rmtree(part, ignore_errors=True)
     try:
         shutil.copytree(_formatted_log(), part)
     except (ConfigurationError, OSError):
-        # the cache has none and cannot be written, or it is one that another user alone may read
+        # The cache has no formatted log and cannot be written, or only another user may read the log.
         shutil.rmtree(part, ignore_errors=True)
         _run_storage_tool(part)
     identity = part / "meta.properties"
     identity.write_text(re.sub("(?m)^cluster.id=.*$", f"cluster.id={_new_cluster_id()}", identity.read_text()))
-    part.rename(data)  # whole or not at all
+    # The rename makes the log appear complete or not at all.
+    part.rename(data)
 
 
 def _formatted_log() -> Path:
-    """The formatted log of the cache, made there at the first call. Raises what ``locked_cache`` raises."""
+    """Return the path of the cache's formatted log; create the log at the first call.
+
+    Raises what ``locked_cache`` raises.
+    """
     formatted = cache_folder() / "formatted-log"
     if not formatted.exists():
         with locked_cache(formatted.parent, "formatted-log.lock"):

@@ -1,7 +1,6 @@
-"""``python -m sla_pipeline.embedded.lock_jars``: writes ``kafka.lock.toml`` anew, for a maintainer who moves to another release of Kafka.
+"""``python -m sla_pipeline.embedded.lock_jars``: write ``kafka.lock.toml`` for another release of Kafka.
 
-What belongs here: which jars a broker needs, found by resolving Maven's dependencies. What does not: fetching them for
-use (``jars.py``). No URL goes into the lock.
+For maintainers. The jars that a broker needs are found by resolving Maven's dependencies; no URL goes into the lock.
 """
 
 import hashlib
@@ -9,19 +8,19 @@ from pathlib import Path
 
 import jgo
 
+from sla_pipeline.embedded.errors import ServiceError
 from sla_pipeline.embedded.jars import KAFKA_VERSION, Jar
-from sla_pipeline.embedded.supervision import ServiceError
 
 __all__ = ["lock_text"]
 
-# the broker, and the back end of its logging; the release of log4j is the one that the broker itself brings
+# The broker, and the back end of its logging in the release of log4j that the broker itself depends on.
 _ROOTS = (f"org.apache.kafka:kafka_2.13:{KAFKA_VERSION}", "org.apache.logging.log4j:log4j-slf4j-impl:2.25.4")
 
 
 def lock_text() -> str:
-    """The lock's text, sorted by group and artifact.
+    """Return the lock's text, sorted by group and artifact.
 
-    Raises ``ServiceError`` when two releases of one jar are asked for.
+    Raises ``ServiceError`` when two releases of one jar are required.
     """
     jars: dict[tuple[str, str], Jar] = {}
     for root in _ROOTS:
@@ -30,7 +29,7 @@ def lock_text() -> str:
             sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
             jar = Jar(artifact.groupId, artifact.artifactId, artifact.version, sha256, path.stat().st_size)
             if (known := jars.setdefault((jar.group, jar.artifact), jar)) != jar:
-                raise ServiceError(f"{known} and {jar} are both asked for; choose roots that agree")
+                raise ServiceError(f"{known} and {jar} are both required; choose roots that agree")
     head = (
         "# jars of Apache Kafka (org.apache.kafka:kafka_2.13) and its logging back end; written by "
         "sla_pipeline.embedded.lock_jars\n"

@@ -1,27 +1,24 @@
-"""Free TCP ports of 127.0.0.1.
-
-What belongs here: choosing a port that a server can keep. What does not: the servers.
-"""
+"""Free TCP ports of 127.0.0.1."""
 
 import contextlib
 import socket
 from collections.abc import Iterable
 from random import SystemRandom
 
-from sla_pipeline.embedded.supervision import ServiceError
+from sla_pipeline.embedded.errors import ServiceError
 
 __all__ = ["free_ports", "listens"]
 
-# Below the range from which Linux (32768..) and macOS (49152..) take the ports of outgoing connections. A port inside
-# that range may be lent to any client while the server is down for a restart; a client that keeps dialling it can even
-# connect to itself.
+# These lie below the range from which Linux (32768..) and macOS (49152..) take the ports of outgoing connections. A
+# port of that range may go to any client while the server is down for a restart, and a client that keeps connecting to
+# it can even connect to itself.
 _CANDIDATES = range(15_000, 30_000)
 
 
 def free_ports(count: int, candidates: Iterable[int] = _CANDIDATES) -> list[int]:
-    """``count`` different ports that nothing listens on, chosen at random among ``candidates``.
+    """Return ``count`` different ports that nothing listens on, chosen at random among ``candidates``.
 
-    They are free when this returns, not reserved. Raises ``ServiceError`` when there are not enough.
+    They are free when this returns, but not reserved. Raises ``ServiceError`` when there are not enough.
     """
     shuffled = list(candidates)
     SystemRandom().shuffle(shuffled)
@@ -43,7 +40,7 @@ def free_ports(count: int, candidates: Iterable[int] = _CANDIDATES) -> list[int]
 
 
 def listens(port: int) -> bool:
-    """Whether something accepts connections on this port of 127.0.0.1."""
+    """Return whether something accepts connections on this port of 127.0.0.1."""
     with socket.socket() as probe:
         probe.settimeout(1.0)
         return probe.connect_ex(("127.0.0.1", port)) == 0

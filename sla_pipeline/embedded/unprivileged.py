@@ -1,7 +1,6 @@
-"""Leaving root, which PostgreSQL refuses to run as.
+"""User and folders for PostgreSQL when this process is root, as which PostgreSQL refuses to run.
 
-What belongs here: the user to become, and folders that this user can reach. What does not: the server itself. For
-everyone but root all of it is a no-op.
+For every other user all of it is a no-op.
 """
 
 import contextlib
@@ -16,19 +15,20 @@ from pathlib import Path
 
 import filelock
 
+from sla_pipeline.embedded.errors import ServiceError
 from sla_pipeline.embedded.folders import cause
-from sla_pipeline.embedded.supervision import ServiceError, User
+from sla_pipeline.embedded.supervision import User
 
 __all__ = ["reachable_copy", "reachable_folder", "unprivileged_user"]
 
-# where both Linux and macOS let everybody through, and keep things over a reboot
-_OPEN_TO_ALL = Path("/var/tmp")  # noqa: S108 - what is made there is refused when someone else made it first
+# Every user can enter this folder on Linux and on macOS, and a reboot does not empty it.
+_OPEN_TO_ALL = Path("/var/tmp")  # noqa: S108 - a folder there that another user made is refused
 
 
 def unprivileged_user() -> User | None:
-    """The user to run a server as: ``nobody`` when we are root, None (ourselves) otherwise.
+    """Return the user to run a server as: ``nobody`` when this process is root, otherwise None, its own user.
 
-    Raises ``ServiceError`` where there is none.
+    Raises ``ServiceError`` when the machine has no user ``nobody``.
     """
     if os.geteuid() != 0:
         return None
@@ -42,22 +42,23 @@ def unprivileged_user() -> User | None:
 
 
 def reachable_folder(wanted: Path, user: User | None) -> Path:
-    """Makes ``wanted``, 0700 and owned by ``user``, and returns it; elsewhere when ``user`` cannot get there (a checkout below /root).
+    """Create ``wanted``, 0700 and owned by ``user``, and return it.
 
-    Raises ``ServiceError`` when the folder elsewhere was made by someone else or cannot be made.
+    When ``user`` cannot reach it (a checkout below /root), the folder is created below /var/tmp. Raises
+    ``ServiceError`` when that one was made by another user or cannot be created.
     """
     wanted.parent.mkdir(parents=True, exist_ok=True)
     if user is None:
         wanted.mkdir(mode=0o700, exist_ok=True)
         return wanted
     if _can_enter(wanted.parent, user):
-        return _given_to(user, wanted)
+        return _owned_folder(wanted, user)
     elsewhere = _OPEN_TO_ALL / f"sla-pipeline-{hashlib.sha256(os.fsencode(wanted.absolute())).hexdigest()[:16]}"
     with _usable_for_nobody(elsewhere):
-        return _given_to(user, elsewhere)
+        return _owned_folder(elsewhere, user)
 
 
-def _given_to(user: User, folder: Path) -> Path:
+def _owned_folder(folder: Path, user: User) -> Path:
     _make_private(folder, owners=(0, user.uid))
     os.chown(folder, user.uid, user.gid, follow_symlinks=False)
     return folder
@@ -65,7 +66,7 @@ def _given_to(user: User, folder: Path) -> Path:
 
 @contextlib.contextmanager
 def _usable_for_nobody(place: Path) -> Iterator[None]:
-    """Turn what goes wrong on ``place`` into a ``ServiceError`` of one line."""
+    """Turn an ``OSError`` into a ``ServiceError`` of one line that names ``place``."""
     try:
         yield
     except OSError as error:
@@ -76,10 +77,10 @@ def _usable_for_nobody(place: Path) -> Iterator[None]:
 
 
 def reachable_copy(folders: Sequence[Path], name: str, user: User | None) -> list[Path]:
-    """``folders``, all of one parent, if ``user`` can enter them; otherwise a copy of them, side by side, made once for all runs.
+    """Return ``folders``, all of one parent, if ``user`` can enter them; otherwise their copies, side by side.
 
-    ``name`` says what is in them, version included. Raises ``ServiceError`` when the place of the copy was made by
-    someone else or cannot be written.
+    The copies are made once for all runs; ``name`` identifies their contents, version included. Raises ``ServiceError``
+    when the folder of the copies was made by another user or cannot be written.
     """
     if user is None or all(_can_enter(folder, user) for folder in folders):
         return list(folders)
@@ -87,7 +88,7 @@ def reachable_copy(folders: Sequence[Path], name: str, user: User | None) -> lis
     copy = place / "copy"
     with _usable_for_nobody(place):
         _make_private(place, owners=(0,))
-        # whole or not at all, so it is read without a lock
+        # The copy appears complete, by a rename, so it is read without a lock.
         if not copy.exists():
             place.chmod(0o755)
             with filelock.FileLock(place / ".lock"):
@@ -105,10 +106,10 @@ def _copy(folders: Sequence[Path], copy: Path) -> None:
 
 
 def _can_enter(folder: Path, user: User) -> bool:
-    asked = subprocess.run(
+    tried = subprocess.run(
         ["/usr/bin/env", "test", "-x", folder], user=user.uid, group=user.gid, extra_groups=[], cwd="/", check=False
     )
-    return asked.returncode == 0
+    return tried.returncode == 0
 
 
 def _make_private(folder: Path, owners: Sequence[int]) -> None:

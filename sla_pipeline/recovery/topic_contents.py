@@ -5,7 +5,6 @@ reading it. What does not: conclusions (``recovery.py``), sending (``republish.p
 """
 
 import json
-import re
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -17,7 +16,7 @@ from confluent_kafka import TopicPartition as Partition
 from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 
 from sla_pipeline.errors import FailClosed
-from sla_pipeline.event import REPUBLISHED_HEADER
+from sla_pipeline.event import REPUBLISHED_HEADER, is_event_key
 from sla_pipeline.kafka.clients import ClientReports, open_admin, translated
 from sla_pipeline.kafka.deadline import Deadline
 from sla_pipeline.kafka.events import OnProgress, ReceivedEvent, read_events
@@ -31,8 +30,6 @@ __all__ = ["PublishedRecord", "TopicContents", "published_record", "read_records
 
 # examples kept of each kind of fault
 _EXAMPLES = 3
-# the key of an event: the one spelling of a ticket's id
-_TICKET_ID = re.compile(rb"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 # bound of one look-up of offsets; a healthy broker answers in milliseconds
 _LOOK_UP_SECONDS = 20.0
 
@@ -218,7 +215,7 @@ def _has_our_headers(event: ReceivedEvent) -> bool:
 
 def _record_of(event: ReceivedEvent) -> BreachRecord | str:
     """The record that was published as this event, which has our headers; or what of it cannot be read."""
-    if not _TICKET_ID.fullmatch(event.key):
+    if not is_event_key(event.key):
         return "its key is not the id of a ticket"
     if not event.value:
         return "its value is null or empty"

@@ -1,7 +1,7 @@
-"""Log lines as JSON objects on standard error, one a line (SPEC 9.1).
+"""Log lines as JSON objects on standard error, one per line (SPEC 9.1).
 
-What belongs here: the form. What does not: which lines there are; each is written where the thing happens, its values
-in ``extra``, and none holds more of a ticket than id, number and kind (SPEC 4.4).
+Each line is logged where its event happens, with the values in ``extra``. None holds more of a ticket than id, number
+and kind (SPEC 4.4).
 """
 
 import logging
@@ -18,7 +18,7 @@ _ROOT = "sla_pipeline"
 def configure_logging(level: int = logging.INFO) -> None:
     """Send this package's log to standard error as JSON.
 
-    A second call changes the level only; other packages' logs are left alone.
+    A second call changes the level only; other packages' logs do not change.
     """
     logger = logging.getLogger(_ROOT)
     logger.setLevel(level)
@@ -36,5 +36,5 @@ def configure_logging(level: int = logging.INFO) -> None:
     formatter.converter = time.gmtime
     handler.setFormatter(formatter)
     logger.addHandler(handler)
-    # the root logger of a host process (Dagster's) would print each line a second time
+    # The root logger of a host process, such as Dagster's, would print each line a second time.
     logger.propagate = False

@@ -21,7 +21,7 @@ from rich.console import Console
 
 from sla_pipeline.breach import Breach, BreachKind
 from sla_pipeline.embedded import embedded_kafka, embedded_postgres
-from sla_pipeline.event import TicketSlaBreachedKafkaEvent
+from sla_pipeline.event import event_json
 from sla_pipeline.kafka.relay import Relay
 from sla_pipeline.kafka.settings import KafkaSettings
 from sla_pipeline.kafka.topics import create_topics
@@ -76,7 +76,7 @@ def _fill_batch(connection: psycopg.Connection, count: int) -> None:
         with cursor.copy(_RECORDS) as copy:
             for seq, ticket_id in enumerate(ids, start=base + 1):
                 number = f"TCK-{ticket_id[:8]}-{ticket_id[9:13]}"
-                event = TicketSlaBreachedKafkaEvent.of(
+                event = event_json(
                     Breach(BreachKind.FIRST_RESPONSE, due_at),
                     ticket_id=ticket_id,
                     number=number,
@@ -87,7 +87,7 @@ def _fill_batch(connection: psycopg.Connection, count: int) -> None:
                     priority="High",
                     now_utc=now_utc,
                 )
-                copy.write_row((seq, ticket_id, number, "FirstResponse", due_at, now_utc, run_id, event.to_json()))
+                copy.write_row((seq, ticket_id, number, "FirstResponse", due_at, now_utc, run_id, event))
 
 
 def main(records: Annotated[int, typer.Option(min=1, help="Breach records, and so events.")] = 1_000_000) -> None:

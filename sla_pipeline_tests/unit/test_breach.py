@@ -1,4 +1,7 @@
-"""The rule, line by line of SPEC 1.1, 2.4, 4.1, 5.4; a property in ``integration/postgres`` holds SQL to it."""
+"""The rule of SPEC 1.1, 2.4, 4.1 and 5.4, line by line.
+
+A property test in ``integration/postgres`` compares the SQL with it.
+"""
 
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, timezone
@@ -13,7 +16,7 @@ _PAST, _FUTURE = _NOW - timedelta(microseconds=1), _NOW + timedelta(microseconds
 
 @dataclass(frozen=True)
 class Ticket:
-    """Neither deadline has passed, unless a test says otherwise."""
+    """A ticket whose deadlines have not passed, unless a test sets another value."""
 
     status: str = "InWork"
     sla_breached: bool = False

@@ -13,7 +13,7 @@ _MAIN = "from sla_pipeline.entry import main; main()"
 
 
 def test_ctrl_c_while_the_command_line_is_loaded(tmp_path: Path) -> None:
-    # stands for the first import that takes long
+    # This module stands for the first import that takes long.
     (tmp_path / "typer.py").write_text("import sys\nprint('loading', flush=True)\nsys.stdin.read()\n")
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(_REPOSITORY)])}
     with subprocess.Popen(

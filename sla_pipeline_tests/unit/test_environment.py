@@ -1,5 +1,6 @@
-"""Variables as shells, env files and mounted secrets give them: taken, or refused by name in one line, and never
-shown.
+"""Variables from shells, env files and mounted secrets.
+
+A value is accepted, or refused by the variable's name in one line; it is never shown.
 """
 
 import re
@@ -11,7 +12,7 @@ from sla_pipeline.environment import variable
 from sla_pipeline.errors import ConfigurationError
 
 _CANARY = "sw0rdf1sh"
-# every command but `replay` and `demo`, which take no setting of a deployment, with the variables that it needs
+# Every command with the variables that it reads. `replay` and `demo` read no setting of a deployment.
 _COMMANDS = {
     "cycle": (
         "SLA_POSTGRES_URL",
@@ -27,7 +28,7 @@ _COMMANDS = {
     "recover": ("SLA_POSTGRES_OWNER_URL", "SLA_KAFKA_BOOTSTRAP_SERVERS", "SLA_KAFKA_TOPIC", "SLA_KAFKA_CLIENT_CONFIG"),
 }
 _GOOD = {
-    # nothing listens there: a command that took a wrong value would end with 75
+    # Nothing listens on port 1: a command that accepts a wrong value ends with 75.
     "SLA_POSTGRES_URL": f"postgresql://worker:{_CANARY}@127.0.0.1:1/support",
     "SLA_POSTGRES_OWNER_URL": f"postgresql://owner:{_CANARY}@127.0.0.1:1/support",
     "SLA_KAFKA_BOOTSTRAP_SERVERS": "127.0.0.1:1",
@@ -44,7 +45,7 @@ def test_white_space_around_a_value_is_no_part_of_it(text: str) -> None:
 
 
 @pytest.mark.parametrize("environment", [{}, {"X": ""}, {"X": " \n"}])
-def test_an_empty_variable_is_as_one_that_is_not_set(environment: dict[str, str]) -> None:
+def test_an_empty_variable_equals_one_that_is_not_set(environment: dict[str, str]) -> None:
     assert variable("X", environment) == ""
 
 
@@ -57,18 +58,21 @@ def test_an_empty_variable_is_as_one_that_is_not_set(environment: dict[str, str]
         (f"{_CANARY}\x1b[2J", "holds a control character"),
         (f"\ufeff{_CANARY}", "holds a control character, or another one that cannot be printed; write"),
         (f"{_CANARY}\udcff", "holds bytes that are not UTF-8; write"),
-        (f'"{_CANARY}"', 'stands in quotation marks ("), which are part of its value; write the value without them'),
-        (f"'{_CANARY}'\n", "stands in quotation marks ('), which are part of its value"),
+        (
+            f'"{_CANARY}"',
+            'is enclosed in quotation marks ("), which are part of its value; write the value without them',
+        ),
+        (f"'{_CANARY}'\n", "is enclosed in quotation marks ('), which are part of its value"),
     ],
 )
-def test_what_no_setting_can_hold_is_refused_by_name_and_not_shown(text: str, fault: str) -> None:
+def test_a_text_that_no_setting_can_have_is_refused_by_name_and_not_shown(text: str, fault: str) -> None:
     with pytest.raises(ConfigurationError, match=re.escape(f"X {fault}")) as raised:
         variable("X", {"X": text})
     assert _CANARY not in str(raised.value)
 
 
 @pytest.mark.parametrize("text", ['a"b', "'", "\"a'", "été 東京", '"a" "b'])
-def test_other_text_is_taken_as_it_is(text: str) -> None:
+def test_other_text_is_returned_unchanged(text: str) -> None:
     assert variable("X", {"X": text}) == text
 
 
@@ -97,7 +101,7 @@ def test_each_command_refuses_each_of_its_variables_in_one_line(
     middle = len(value) // 2
     spoilt = {
         "missing": "",
-        # JSON has line breaks; one inside of a text is an error of JSON
+        # JSON allows line breaks, but not inside a text.
         "line break": f"{value[:middle]}\n{value[middle:]}x",
         "not UTF-8": f"{value}\udcff",
         "quotation marks": f"'{value}'",

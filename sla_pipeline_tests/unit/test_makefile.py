@@ -1,6 +1,6 @@
-"""Several makes at once in one fresh clone: one installs, the others wait for it; nothing is stuck after a kill.
+"""Several makes at once in one fresh clone: one installs, the others wait for it; a kill leaves no lock behind.
 
-A stub stands for Python's venv and pip; the Makefile, make and the lock are real.
+A stub replaces Python's venv and pip; the Makefile, make and the lock are real.
 """
 
 import os
@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).parents[2]
-# pip waits at a gate, so that a test decides when an installation ends; it ends at once when the test has gone
+# The stub's pip waits for the file `gate`, so that a test decides when an installation ends. It fails when the test has
+# ended.
 STUB = f"""#!/bin/sh
 case "$1 $2" in
 "-c "*) ;;
@@ -48,7 +49,7 @@ class Clone:
         stub.chmod(0o755)
 
     def run(self, *command: str) -> "subprocess.Popen[str]":
-        # what the make that runs the tests was told is not for this one
+        # The options of the make that runs the tests must not reach this make.
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
         started = subprocess.Popen(
             command, cwd=self.folder, env=environment, text=True, start_new_session=True,
@@ -77,7 +78,7 @@ class Clone:
         for process in self._running:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
-            # closes the pipes
+            # This call closes the pipes.
             process.__exit__(None, None, None)
 
 
@@ -89,7 +90,7 @@ def clone(tmp_path: Path) -> Iterator[Clone]:
 
 
 def ended_well(process: "subprocess.Popen[str]") -> str:
-    """What it printed on standard error after the lines that were read."""
+    """Return what it printed on standard error after the lines that were read."""
     _, complaint = process.communicate(timeout=_DEADLINE_SECONDS)
     assert process.returncode == 0, complaint
     return complaint
@@ -100,7 +101,7 @@ def first_line(process: "subprocess.Popen[str]") -> str:
     return process.stderr.readline()
 
 
-def test_makes_at_once_install_once_and_each_says_what_it_waits_for(clone: Clone) -> None:
+def test_makes_at_once_install_once_and_each_reports_its_wait(clone: Clone) -> None:
     first = clone.make()
     clone.wait_for_step(2)
     others = [clone.make(), clone.make()]
@@ -112,7 +113,7 @@ def test_makes_at_once_install_once_and_each_says_what_it_waits_for(clone: Clone
     assert clone.steps() == ONE_INSTALLATION
 
 
-def test_an_installation_that_was_killed_is_made_anew_and_its_lock_is_free(clone: Clone) -> None:
+def test_an_installation_that_was_killed_is_repeated_and_its_lock_is_free(clone: Clone) -> None:
     first = clone.make()
     clone.wait_for_step(2)
     os.killpg(first.pid, signal.SIGKILL)
@@ -141,7 +142,7 @@ def test_a_changed_lock_is_not_installed_under_a_running_demo(clone: Clone) -> N
     demo.stdin.write("it runs\n")
     demo.stdin.flush()
     assert demo.stdout.readline() == "it runs\n"
-    # an environment that is as it should be is used by as many as like to
+    # Any number of processes may use an environment that is current.
     assert ended_well(clone.run("./python", "tools/hold_venv.py", "use", ".venv", "true")) == ""
     os.utime(clone.folder / ".venv" / "installed", (0, 0))
     second = clone.make()
@@ -153,7 +154,7 @@ def test_a_changed_lock_is_not_installed_under_a_running_demo(clone: Clone) -> N
 
 
 def test_a_lock_that_cannot_be_made(clone: Clone) -> None:
-    """An environment that is there is used without; one cannot be installed, and one line says so."""
+    """An existing environment is used without the lock; an installation fails with one line."""
     (clone.folder / ".venv.lock").mkdir()
     assert ended_well(clone.run("./python", "tools/hold_venv.py", "use", ".venv", "true")) == ""
     make = clone.make()

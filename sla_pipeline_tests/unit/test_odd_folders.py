@@ -1,4 +1,4 @@
-"""Folders that are not as they should be: one line with place, cause and remedy."""
+"""Unusable folders: one line with path, cause and remedy."""
 
 import tempfile
 from pathlib import Path
@@ -16,7 +16,7 @@ NOBODY = User(65534, 65534)
 
 @pytest.fixture
 def occupied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A machine without a place that is open to all: a file is in its way."""
+    """A machine without a folder that every user can enter: a file has its name."""
     file = tmp_path / "tmp"
     file.touch()
     monkeypatch.setattr(unprivileged, "_OPEN_TO_ALL", file)

@@ -14,7 +14,7 @@ from confluent_kafka.admin import AdminClient
 
 from sla_pipeline.audit.findings import AuditReport, Severity
 from sla_pipeline.breach import Breach, BreachKind
-from sla_pipeline.event import TicketSlaBreachedKafkaEvent, event_headers, event_key
+from sla_pipeline.event import event_headers, event_json, event_key
 from sla_pipeline.kafka.events import ReceivedEvent, read_events
 from sla_pipeline.kafka.progress import PROGRESS_KEY, Progress
 from sla_pipeline.kafka.settings import KafkaSettings
@@ -149,7 +149,7 @@ def record_by_hand(
     """Mark a ticket and write its breach record in one transaction, as the job does, without asking the rule; returns
     the sequence.
     """
-    event = TicketSlaBreachedKafkaEvent.of(
+    event = event_json(
         Breach(kind, due_at),
         ticket_id=ticket_id,
         number=number,
@@ -171,7 +171,7 @@ def record_by_hand(
         support.execute(
             "insert into support.ticket_sla_breaches (seq, ticket_id, number, kind, due_at, breached_at, "
             "correlation_id, payload, recorded_at) values (%s, %s, %s, %s, %s, %s, 'by hand', %s, %s)",
-            (row[0], ticket_id, number, kind.value, due_at, breached_at, event.to_json(), breached_at),
+            (row[0], ticket_id, number, kind.value, due_at, breached_at, event, breached_at),
         )
     return int(row[0])
 

@@ -357,7 +357,8 @@ _URL_FORM = "postgresql://USER:PASSWORD@HOST:PORT/DATABASE"
         (
             "SLA_POSTGRES_URL",
             f'"{_URL}"',
-            'SLA_POSTGRES_URL stands in quotation marks ("), which are part of its value; write the value without them',
+            'SLA_POSTGRES_URL is enclosed in quotation marks ("), which are part of its value; write the value without '
+            "them",
         ),
         (
             "SLA_KAFKA_BOOTSTRAP_SERVERS",

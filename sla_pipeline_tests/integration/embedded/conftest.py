@@ -1,4 +1,4 @@
-"""What the tests of the embedded services share: watching processes, and a parent that can be killed."""
+"""Fixtures for the embedded services: polling, and a parent process that can be killed."""
 
 import contextlib
 import subprocess
@@ -27,19 +27,19 @@ PollUntil = Callable[[Callable[[], bool], float], None]
 
 @pytest.fixture
 def poll_until() -> PollUntil:
-    """Waits for a condition; fails the test when it has not come true after so many seconds."""
+    """Wait for a condition; fail the test when it is not true after so many seconds."""
 
     def poll(condition: Callable[[], bool], timeout_seconds: float) -> None:
         deadline = time.monotonic() + timeout_seconds
         while not condition():
-            assert time.monotonic() < deadline, f"not so after {timeout_seconds} s"
+            assert time.monotonic() < deadline, f"not true after {timeout_seconds} s"
             time.sleep(0.05)
 
     return poll
 
 
 def is_gone(pid: int) -> bool:
-    """Whether the process has ended; one that nobody has buried yet has."""
+    """Return whether the process has ended; true of a zombie, which nobody has reaped yet."""
     try:
         return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
@@ -47,9 +47,7 @@ def is_gone(pid: int) -> bool:
 
 
 class KillableParent(Protocol):
-    """Runs Python code until it has printed a line; on entry gives the words of that line, on exit kills the process
-    with SIGKILL.
-    """
+    """Run Python code until it has printed a line; return that line's words; on exit, kill the process with SIGKILL."""
 
     def __call__(self, code: str, *arguments: str | Path) -> AbstractContextManager[list[str]]: ...
 

@@ -16,7 +16,7 @@ from sla_pipeline.embedded.jars import Jar, cache_folder, fetch_jars, locked_jar
 
 
 def published(repository: Path, artifact: str, content: bytes) -> Jar:
-    """Puts a jar into the repository's folder, as Maven lays it out."""
+    """Put a jar into the repository's folder, in Maven's layout."""
     folder = repository / "org" / "example" / artifact / "1.0"
     folder.mkdir(parents=True)
     (folder / f"{artifact}-1.0.jar").write_bytes(content)
@@ -24,10 +24,10 @@ def published(repository: Path, artifact: str, content: bytes) -> Jar:
 
 
 class Repository(ThreadingHTTPServer):
-    """Serves a folder and remembers the jars that it was asked for."""
+    """A server of a folder that records the jars requested."""
 
     def __init__(self, folder: Path) -> None:
-        self.asked: list[str] = []
+        self.requested: list[str] = []
         super().__init__(("127.0.0.1", 0), partial(_Handler, directory=str(folder)))
 
 
@@ -36,7 +36,7 @@ class _Handler(SimpleHTTPRequestHandler):
 
     def do_GET(self) -> None:
         if self.path.endswith(".jar"):
-            self.server.asked.append(self.path.rpartition("/")[2])
+            self.server.requested.append(self.path.rpartition("/")[2])
         super().do_GET()
 
     def log_message(self, *_: object) -> None:
@@ -59,7 +59,7 @@ def cache(tmp_path: Path) -> Path:
     return tmp_path / "a cache"
 
 
-def test_jars_are_fetched_once_and_given_in_the_order_of_the_lock(
+def test_jars_are_fetched_once_and_returned_in_the_order_of_the_lock(
     tmp_path: Path, cache: Path, repository: Repository
 ) -> None:
     jars = (published(tmp_path, "zebra", b"zzz"), published(tmp_path, "ant", b"a"))
@@ -67,7 +67,7 @@ def test_jars_are_fetched_once_and_given_in_the_order_of_the_lock(
         paths = fetch_jars(cache, jars)
         assert [path.name for path in paths] == ["zebra-1.0.jar", "ant-1.0.jar"]
         assert [path.read_bytes() for path in paths] == [b"zzz", b"a"]
-    assert repository.asked == ["zebra-1.0.jar", "ant-1.0.jar"]
+    assert repository.requested == ["zebra-1.0.jar", "ant-1.0.jar"]
 
 
 @pytest.mark.parametrize("found", [b"zzy", b"", b"zzzz"], ids=["altered", "empty", "longer"])
@@ -79,7 +79,7 @@ def test_a_jar_that_is_not_as_locked_is_fetched_again(
     path.write_bytes(found)
     assert fetch_jars(cache, (jar,)) == [path]
     assert path.read_bytes() == b"zzz"
-    assert repository.asked == ["zebra-1.0.jar"] * 2
+    assert repository.requested == ["zebra-1.0.jar"] * 2
 
 
 def test_a_jar_that_arrives_with_another_hash_is_refused_by_name_and_not_kept(
@@ -89,14 +89,15 @@ def test_a_jar_that_arrives_with_another_hash_is_refused_by_name_and_not_kept(
     locked = replace(jar, sha256=hashlib.sha256(b"zzz").hexdigest())
     with pytest.raises(
         ServiceError,
-        match=f"org.example:zebra:1.0 has SHA-256 {jar.sha256}, kafka.lock.toml says {locked.sha256}: not used",
+        match=f"org.example:zebra:1.0 has SHA-256 {jar.sha256}, but kafka.lock.toml requires {locked.sha256}: the "
+        "file is not used",
     ):
         fetch_jars(cache, (locked,))
     assert [path.name for path in cache.iterdir()] == [".lock"]
 
 
 @pytest.mark.usefixtures("repository")
-def test_a_jar_that_cannot_be_had_is_named(cache: Path) -> None:
+def test_a_jar_that_cannot_be_fetched_is_named(cache: Path) -> None:
     with pytest.raises(
         ServiceError, match=r"org.example:nowhere:1.0 cannot be fetched \(.*\); the first run needs the network"
     ):
@@ -110,7 +111,7 @@ def test_processes_that_fetch_at_the_same_time_fetch_each_jar_once(
     with ThreadPoolExecutor(4) as pool:
         results = list(pool.map(lambda _: fetch_jars(cache, jars), range(4)))
     assert results == [[cache / "ant-1.0.jar", cache / "bee-1.0.jar", cache / "cow-1.0.jar"]] * 4
-    assert sorted(repository.asked) == ["ant-1.0.jar", "bee-1.0.jar", "cow-1.0.jar"]
+    assert sorted(repository.requested) == ["ant-1.0.jar", "bee-1.0.jar", "cow-1.0.jar"]
 
 
 def test_the_lock_names_the_broker_and_its_logging_back_end() -> None:
@@ -128,7 +129,7 @@ def test_the_lock_names_the_broker_and_its_logging_back_end() -> None:
         ({}, "/home/ivan/.cache/sla-pipeline/kafka-4.3.1"),
     ],
 )
-def test_the_cache_is_the_users_unless_the_environment_says_otherwise(
+def test_the_cache_is_the_users_unless_the_environment_names_another(
     environment: dict[str, str], expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("SLA_EMBEDDED_CACHE", "XDG_CACHE_HOME"):

@@ -70,14 +70,14 @@ def test_a_broker_starts_again_on_the_same_port_with_all_that_was_acknowledged_b
     assert read(broker.bootstrap_servers) == [b"1", b"2"]
 
 
-def test_a_frozen_broker_does_not_answer_and_answers_again_after_the_thaw(own_broker: BrokerFactory) -> None:
+def test_a_paused_broker_does_not_answer_and_answers_again_once_resumed(own_broker: BrokerFactory) -> None:
     broker = own_broker()
     create_topic(broker.bootstrap_servers)
     admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers})
-    broker.freeze()
+    broker.pause()
     with pytest.raises(KafkaException, match=r"_TRANSPORT|_TIMED_OUT"):
         admin.list_topics(timeout=1)
-    broker.thaw()
+    broker.resume()
     assert set(admin.list_topics(timeout=30).topics) == {"kept"}
     del admin  # a client that outlives its broker complains on standard error
 
@@ -91,7 +91,7 @@ def test_properties_go_on_top_of_the_brokers_own(own_broker: BrokerFactory) -> N
     assert settings["auto.create.topics.enable"].value == "false"
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux tells which files a process has mapped")
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux shows which files a process has mapped")
 def test_a_warmed_up_broker_has_its_classes_from_the_startup_cache(own_broker: BrokerFactory) -> None:
     warm_up()
     made_at = startup_cache().stat().st_mtime
@@ -101,7 +101,7 @@ def test_a_warmed_up_broker_has_its_classes_from_the_startup_cache(own_broker: B
     assert str(startup_cache()) in {mapped.path for mapped in psutil.Process(broker.service.pid).memory_maps()}
 
 
-def test_a_wrong_property_is_told_with_the_end_of_the_log(own_broker: BrokerFactory) -> None:
+def test_a_wrong_property_is_reported_with_the_end_of_the_log(own_broker: BrokerFactory) -> None:
     with pytest.raises(ServiceError, match=r"(?s)Kafka ended with exit status 1; .*num\.io\.threads"):
         own_broker({"num.io.threads": "many"})
 

@@ -88,24 +88,24 @@ def test_a_fast_stop_writes_a_checkpoint_and_an_immediate_one_recovers(own_postg
     assert read(server.url) == [1, 1]
 
 
-def test_a_frozen_server_does_not_answer_and_answers_again_after_the_thaw(own_postgres: PostgresFactory) -> None:
+def test_a_paused_server_does_not_answer_and_answers_again_once_resumed(own_postgres: PostgresFactory) -> None:
     server = own_postgres()
     with psycopg.connect(server.url) as connection:
-        server.freeze()
+        server.pause()
         with pytest.raises(psycopg.OperationalError, match="timeout"):
             psycopg.connect(server.url, connect_timeout=2)
-        server.thaw()
+        server.resume()
         assert connection.execute("select 1").fetchone() == (1,)
 
 
-def test_a_port_taken_by_someone_else_is_told_with_the_end_of_the_log(own_postgres: PostgresFactory) -> None:
+def test_a_port_taken_by_someone_else_is_reported_with_the_end_of_the_log(own_postgres: PostgresFactory) -> None:
     server = own_postgres()
     server.stop()
     with socket.socket() as taken:
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         taken.bind(("127.0.0.1", urlsplit(server.url).port))
         taken.listen()
-        # something answers on the port, so the wait ends by the death of the server
+        # Another program answers on the port, so the wait ends when the server dies.
         with pytest.raises(ServiceError, match=r"(?s)PostgreSQL ended with exit status 1.*Address already in use"):
             server.start()
     server.stop()
@@ -131,7 +131,7 @@ def test_a_server_does_not_show_its_password(own_postgres: PostgresFactory) -> N
     assert password not in " ".join(psutil.Process(server.service.pid).cmdline())
 
 
-def test_a_state_folder_whose_password_is_gone_starts_afresh(state: Path) -> None:
+def test_a_state_folder_without_its_password_starts_with_an_empty_server(state: Path) -> None:
     with embedded_postgres(state, durable=False) as server:
         write(server.url, 1)
     (state / "postgres.password").unlink()
@@ -144,7 +144,7 @@ def test_root_runs_the_server_as_nobody_even_where_nobody_cannot_go(
     tmp_path: Path, own_postgres: PostgresFactory
 ) -> None:
     assert psutil.Process(own_postgres().service.pid).username() == "nobody"
-    # pytest's folders are closed to others, as /root is
+    # Other users cannot enter pytest's folders, as they cannot enter /root.
     with embedded_postgres(tmp_path / "hidden", durable=False) as server:
         process = psutil.Process(server.service.pid)
         home = Path(process.cwd()).parent

@@ -8,7 +8,7 @@ import pytest
 from sla_pipeline.embedded import Service, ServiceError, supervision
 from sla_pipeline_tests.integration.embedded.conftest import KillableParent, PollUntil, is_gone
 
-# a service with a child that has left its process group, as PostgreSQL's backends do
+# A service with a child that has left its process group, as PostgreSQL's backends do.
 FAMILY = (
     "import subprocess, time; subprocess.Popen(['sleep', '300'], start_new_session=True); print('up', "
     "flush=True); time.sleep(300)"
@@ -19,8 +19,8 @@ from pathlib import Path
 from sla_pipeline.embedded import Service
 service = Service("sleeper", ["sleep", "300"], Path(sys.argv[1]))
 service.start()
-if "freeze" in sys.argv:
-    service.freeze()
+if "pause" in sys.argv:
+    service.pause()
 print(service.pid, flush=True)
 time.sleep(300)
 """
@@ -93,9 +93,10 @@ def test_a_service_that_ended_by_itself_can_be_started_again(log: Path, poll_unt
 
 
 @pytest.mark.parametrize("stop_signal", [signal.SIGINT, signal.SIGQUIT, signal.SIGTERM])
-def test_a_stop_sends_the_signal_that_the_service_listens_to(stop_signal: signal.Signals, log: Path) -> None:
-    """Also where this process ignores it, as what a script starts with & does: a shell cannot trap what it ignores from
-    its start.
+def test_a_stop_sends_the_stop_signal_of_the_service(stop_signal: signal.Signals, log: Path) -> None:
+    """The signal also arrives where this process ignores it, as a process that a script starts with & does.
+
+    A shell cannot trap a signal that it ignores from its start.
     """
     script = f"trap 'echo got {stop_signal.name}; exit' {stop_signal.name[3:]}; echo up; while :; do sleep 0.05; done"
     service = Service("listener", ["sh", "-c", script], log, stop_signal=stop_signal)
@@ -112,7 +113,7 @@ def test_a_stop_sends_the_signal_that_the_service_listens_to(stop_signal: signal
 
 def test_a_service_that_ignores_its_stop_signal_is_killed(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervision, "_STOP_TIMEOUT_SECONDS", 0.5)
-    with Service("deaf", ["sh", "-c", "trap '' TERM; echo up; while :; do sleep 0.05; done"], log) as service:
+    with Service("stubborn", ["sh", "-c", "trap '' TERM; echo up; while :; do sleep 0.05; done"], log) as service:
         service.wait_until(lambda: "up" in log.read_text(), 10)
         pid = service.pid
         service.stop()
@@ -128,21 +129,21 @@ def test_a_kill_ends_the_service_and_its_children_at_once(log: Path) -> None:
         assert [is_gone(pid) for pid in family] == [True, True]
 
 
-def test_a_freeze_stops_the_service_and_its_children_until_the_thaw(log: Path, poll_until: PollUntil) -> None:
+def test_a_pause_stops_the_service_and_its_children_until_they_are_resumed(log: Path, poll_until: PollUntil) -> None:
     with python_family(log) as service:
         service.wait_until(lambda: log.exists() and "up" in log.read_text(), 10)
         leader = psutil.Process(service.pid)
         family = [leader, *leader.children(recursive=True)]
-        service.freeze()
+        service.pause()
         poll_until(lambda: [member.status() for member in family] == [psutil.STATUS_STOPPED] * 2, 5)
-        service.thaw()
+        service.resume()
         poll_until(lambda: psutil.STATUS_STOPPED not in [member.status() for member in family], 5)
 
 
-def test_a_frozen_service_can_be_stopped(log: Path) -> None:
+def test_a_paused_service_can_be_stopped(log: Path) -> None:
     with Service("sleeper", ["sleep", "300"], log) as service:
         pid = service.pid
-        service.freeze()
+        service.pause()
         service.stop()
         assert is_gone(pid)
 
@@ -157,20 +158,20 @@ def test_a_killed_parent_leaves_no_service_and_the_next_start_waits_for_its_end(
         service.check()
 
 
-def test_a_killed_parent_leaves_no_service_that_cannot_hear_its_stop_signal(
+def test_a_killed_parent_leaves_no_service_that_cannot_handle_its_stop_signal(
     log: Path, killable_parent: KillableParent, poll_until: PollUntil
 ) -> None:
-    with killable_parent(PARENT, log, "freeze") as (orphan,):
+    with killable_parent(PARENT, log, "pause") as (orphan,):
         pass
-    # the guard sends SIGKILL after ten seconds, longer on a busy machine
+    # The guard sends SIGKILL after ten seconds; on a busy machine that takes longer.
     poll_until(lambda: is_gone(int(orphan)), 60)
 
 
-def test_a_service_is_frozen_and_not_its_guard_before_it(log: Path) -> None:
+def test_a_pause_stops_the_service_and_not_its_guard_before_it(log: Path) -> None:
     """A shell that is stopped before it has forked the guard's reader leaves a service that nobody ends."""
     for _ in range(20):
         with Service("sleeper", ["sleep", "300"], log) as service:
-            service.freeze()
+            service.pause()
             assert psutil.Process(service.pid).cmdline() == ["sleep", "300"]
             service.kill()
 

@@ -1,5 +1,6 @@
-"""A folder of Kafka's jars that cannot be written: used as it is when it is complete, or else one line with folder,
-cause and variable.
+"""A folder of Kafka's jars that cannot be written.
+
+A complete one is used as it is; for any other the error is one line with folder, cause and variable.
 """
 
 import codecs
@@ -30,7 +31,7 @@ REMEDY = "name another folder in SLA_EMBEDDED_CACHE"
 
 @pytest.fixture
 def cache() -> Iterator[Path]:
-    """A cache with one jar, in which nobody may write."""
+    """A cache with one jar, which no user may write."""
     with server_folder() as folder:
         cache = folder / "kafka-4.3.1"
         cache.mkdir()
@@ -127,9 +128,9 @@ def test_a_variable_from_a_file_loses_its_line_break(name: str, cache: Path, mon
 
 
 def test_a_broker_starts_on_jars_alone_and_leaves_nothing_beside_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its log is formatted in its own folder then, and it starts without Java's startup cache."""
+    """The log is formatted in the broker's own folder, and the broker starts without Java's startup cache."""
     jars = fetch_jars()
-    # loaded at its first use, from where nobody may be unable to read
+    # Python loads this codec at its first use, from a folder that nobody may be unable to read.
     codecs.lookup("utf-16-be")
     with server_folder() as folder:
         cache, state = folder / "cache of Ivan Ž" / cache_folder().name, folder / "state"

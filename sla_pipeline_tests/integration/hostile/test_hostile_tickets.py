@@ -133,7 +133,7 @@ def test_each_is_marked_rightly_or_set_aside_in_clear_words(support: Support, cy
     check()
     told = events()
     assert sorted(event.ticket_id for event in told) == sorted(published)
-    assert {event.ticket_id: json.loads(event.to_json()) for event in told} == _recorded(support)
+    assert {event.ticket_id: json.loads(event.model_dump_json()) for event in told} == _recorded(support)
 
 
 @pytest.mark.parametrize(

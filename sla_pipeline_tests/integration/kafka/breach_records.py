@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 import psycopg
 
 from sla_pipeline.breach import Breach, BreachKind
-from sla_pipeline.event import TicketSlaBreachedKafkaEvent
+from sla_pipeline.event import event_json
 from sla_pipeline.kafka.events import ReceivedEvent, read_events
 from sla_pipeline.kafka.settings import KafkaSettings
 
@@ -57,7 +57,7 @@ class BreachRecords:
     @staticmethod
     def _row(seq: int, ticket_id: str, run_id: str, padding_bytes: int) -> tuple[object, ...]:
         due_at = _NOW - timedelta(seconds=seq)
-        event = TicketSlaBreachedKafkaEvent.of(
+        event = event_json(
             Breach(BreachKind.RESOLUTION, due_at),
             ticket_id=ticket_id,
             number=f"TCK-{seq}",
@@ -70,7 +70,7 @@ class BreachRecords:
         )
         # white space, so that it stays JSON, and random, so that it does not shrink to nothing on the wire
         padding = os.urandom(padding_bytes).translate(bytes(b" \t\n\r"[value % 4] for value in range(256))).decode()
-        return seq, ticket_id, f"TCK-{seq}", due_at, _NOW, run_id, event.to_json() + padding
+        return seq, ticket_id, f"TCK-{seq}", due_at, _NOW, run_id, event + padding
 
     def positions(self) -> tuple[int, int]:
         """``published_seq`` and ``last_seq``."""

@@ -1,4 +1,4 @@
-"""A broker that is down, dies or freezes while publishing: nothing lost, nothing doubled, and an end in bounded
+"""A broker that is down, dies or pauses while publishing: nothing lost, nothing doubled, and an end in bounded
 time.
 """
 
@@ -50,8 +50,8 @@ def at_step(name: str, action: Callable[[], None]) -> Callable[[str], None]:
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux shows the state of each thread")
-def test_no_thread_of_a_frozen_broker_runs_on(broker: EmbeddedKafka) -> None:
-    """Or it answers a commit after it was frozen."""
+def test_no_thread_of_a_paused_broker_runs_on(broker: EmbeddedKafka) -> None:
+    """A running thread would answer a commit after the pause."""
     ended = threading.Event()
 
     def keep_busy() -> None:
@@ -64,10 +64,10 @@ def test_no_thread_of_a_frozen_broker_runs_on(broker: EmbeddedKafka) -> None:
         client.start()
     try:
         for _ in range(20):
-            broker.freeze()
+            broker.pause()
             threads = Path(f"/proc/{broker.service.pid}/task").glob("*/stat")
             states = {thread.read_text().rpartition(")")[2].split()[0] for thread in threads}
-            broker.thaw()
+            broker.resume()
             assert states == {"T"}
     finally:
         ended.set()
@@ -75,19 +75,19 @@ def test_no_thread_of_a_frozen_broker_runs_on(broker: EmbeddedKafka) -> None:
             client.join()
 
 
-@pytest.mark.parametrize("fate", ["killed", "frozen and killed", "frozen and thawed"])
+@pytest.mark.parametrize("fate", ["killed", "paused and killed", "paused and resumed"])
 def test_commit_outcome_unknown(
     fate: str, broker: EmbeddedKafka, settings: KafkaSettings, records: BreachRecords, publish: Publish
 ) -> None:
     records.add(30)
-    on_step = at_step("flushed", broker.kill if fate == "killed" else broker.freeze)
+    on_step = at_step("flushed", broker.kill if fate == "killed" else broker.pause)
     with pytest.raises(KafkaUnavailable, match=r"while committing a transaction .*transaction's outcome is unknown"):
         publish(settings, on_step=on_step)
     assert records.positions() == (0, 30)
-    if fate == "frozen and killed":
+    if fate == "paused and killed":
         broker.kill()
-    if fate == "frozen and thawed":
-        broker.thaw()
+    if fate == "paused and resumed":
+        broker.resume()
     else:
         broker.start()
     records.add(5)
@@ -96,16 +96,16 @@ def test_commit_outcome_unknown(
     assert records.positions() == (35, 35)
 
 
-def test_a_broker_that_freezes_at_any_step_ends_the_attempt_in_time_and_the_next_one_succeeds(
+def test_a_broker_that_pauses_at_any_step_ends_the_attempt_in_time_and_the_next_one_succeeds(
     broker: EmbeddedKafka, settings: KafkaSettings, records: BreachRecords, publish: Publish
 ) -> None:
     for at in ("locked", "connected", "fenced", "begun", "produced", "flushed"):
         records.add(10)
         began = time.monotonic()
         with pytest.raises(KafkaUnavailable):
-            publish(settings, on_step=at_step(at, broker.freeze), seconds=2.0)
+            publish(settings, on_step=at_step(at, broker.pause), seconds=2.0)
         assert time.monotonic() - began < 10, at
-        broker.thaw()
+        broker.resume()
         publish(settings)
         records.assert_each_published_once_in_order(settings)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from sla_pipeline.audit.contract import RecordRow, TopicEvent
 from sla_pipeline.breach import Breach, BreachKind
-from sla_pipeline.event import TicketSlaBreachedKafkaEvent, event_headers, wire_timestamp
+from sla_pipeline.event import event_headers, event_json, wire_timestamp
 
 NOW = datetime(2026, 11, 30, 12, tzinfo=UTC)
 DUE_AT = NOW - timedelta(minutes=1)
@@ -15,7 +15,7 @@ DUE_AT = NOW - timedelta(minutes=1)
 def record(seq: int, *, ticket_id: str | None = None, run: str = "run-1", is_old: bool = False) -> RecordRow:
     """A sound record; its ticket's id is made from ``seq`` unless given."""
     ticket_id = ticket_id or str(uuid.UUID(int=0xABCDEF << 104 | seq << 64 | seq, version=4))
-    event = TicketSlaBreachedKafkaEvent.of(
+    event = event_json(
         Breach(BreachKind.RESOLUTION, DUE_AT),
         ticket_id=ticket_id,
         number=f"TCK-{seq}",
@@ -34,7 +34,7 @@ def record(seq: int, *, ticket_id: str | None = None, run: str = "run-1", is_old
         wire_timestamp(DUE_AT),
         wire_timestamp(NOW),
         run,
-        event.to_json(),
+        event,
         True,
         is_old,
     )
