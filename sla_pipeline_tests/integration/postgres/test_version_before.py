@@ -109,7 +109,7 @@ def test_a_worker_works_on_a_newer_database_that_is_compatible_with_it(
     for _ in range(2):
         tickets.append(make_ticket(support, **FIRST_RESPONSE_OVERDUE))
         report = cycle()
-        assert (report.errors, report.processed, report.published) == ([], 1, 1)
+        assert (report.errors, report.processed_count, report.published_count) == ([], 1, 1)
     assert breached_ids(support) == set(tickets)
     assert [event.ticket_id for event in events()] == tickets
     assert verify(PostgresSettings(new_login("sla_analyst")), kafka_settings, now_utc=NOW).clean
@@ -157,12 +157,12 @@ def test_a_database_that_was_migrated_before_there_were_declarations(
     """Its workers go on; the next migration writes the declaration."""
     support.execute("alter table support.ticket_sla_schema_version drop column compatible_from")
     make_ticket(support, **FIRST_RESPONSE_OVERDUE)
-    assert cycle().processed == 1
+    assert cycle().processed_count == 1
     add_revision("sla_9999", compatible_from=REVISION)
     upgrade(owner_url)
     assert _recorded(support) == [("sla_9999", REVISION)]
     make_ticket(support, **FIRST_RESPONSE_OVERDUE)
-    assert cycle().processed == 1
+    assert cycle().processed_count == 1
 
 
 def test_a_migration_that_stops_half_way_leaves_a_revision_with_its_own_declaration(
@@ -174,7 +174,7 @@ def test_a_migration_that_stops_half_way_leaves_a_revision_with_its_own_declarat
         upgrade(owner_url)
     assert _recorded(support) == [("sla_9998", REVISION)]
     make_ticket(support, **FIRST_RESPONSE_OVERDUE)
-    assert cycle().processed == 1
+    assert cycle().processed_count == 1
 
 
 def test_what_a_later_revision_drops_is_never_added_again(
