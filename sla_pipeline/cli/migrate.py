@@ -6,8 +6,7 @@ import typer
 
 from sla_pipeline.cli.output import out
 from sla_pipeline.kafka.settings import KafkaSettings
-from sla_pipeline.postgres.session import PostgresSettings
-from sla_pipeline.postgres.settings import OWNER_URL
+from sla_pipeline.postgres.settings import OWNER_URL, required_url
 
 __all__ = ["migrate"]
 
@@ -35,7 +34,7 @@ def migrate(
     """
     from sla_pipeline.postgres.migrate import upgrade  # noqa: PLC0415  Alembic is slow to import
 
-    owner_url = PostgresSettings.from_environment(OWNER_URL).url
+    owner_url = required_url(OWNER_URL)
     kafka = KafkaSettings.from_environment() if topics else None
     upgrade(owner_url, with_tickets=with_tickets, say=out.print)
     out.print("database: migrated")
