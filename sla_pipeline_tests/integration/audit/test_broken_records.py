@@ -1,4 +1,4 @@
-"""Harm done to marks and breach records: each sort is found, and nothing else is."""
+"""Faults of marks and breach records: each kind is found, and nothing else."""
 
 from datetime import timedelta
 
@@ -7,7 +7,14 @@ import pytest
 from sla_pipeline.audit.findings import Check, Example
 from sla_pipeline.breach import BreachKind
 from sla_pipeline_tests.integration.audit.conftest import Audit, Mark
-from sla_pipeline_tests.integration.audit.scene import Support, Topic, faults, found, publish_by_hand, record_by_hand
+from sla_pipeline_tests.integration.audit.fault_injection import (
+    Support,
+    Topic,
+    faults,
+    found,
+    publish_by_hand,
+    record_by_hand,
+)
 from sla_pipeline_tests.integration.conftest import Cycle
 from sla_pipeline_tests.tickets import (
     FIRST_RESPONSE_OVERDUE,

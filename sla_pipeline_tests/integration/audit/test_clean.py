@@ -1,6 +1,4 @@
-"""What must not look broken: a run as it should be, and all that may happen to tickets, records and topic
-afterwards.
-"""
+"""States that are no fault: a normal run, and later changes of tickets, records and topic."""
 
 from datetime import timedelta
 
@@ -12,7 +10,7 @@ from sla_pipeline.errors import InputError, KafkaSetupError, KafkaUnavailable, P
 from sla_pipeline.kafka.settings import KafkaSettings
 from sla_pipeline.postgres.session import PostgresSettings
 from sla_pipeline_tests.integration.audit.conftest import Audit, Mark
-from sla_pipeline_tests.integration.audit.scene import Support, Topic, faults, found, publish_by_hand
+from sla_pipeline_tests.integration.audit.fault_injection import Support, Topic, faults, found, publish_by_hand
 from sla_pipeline_tests.integration.conftest import Cycle
 from sla_pipeline_tests.tickets import (
     FIRST_RESPONSE_OVERDUE,
@@ -198,13 +196,13 @@ def test_progress_rises_to_the_total(audit: Audit, cycle: Cycle, support: Suppor
     make_tickets(support, 12_000, **FIRST_RESPONSE_OVERDUE)
     cycle()
     cycle()
-    told: list[tuple[int, int]] = []
-    report = audit(on_progress=lambda done, total: told.append((done, total)))
+    calls: list[tuple[int, int]] = []
+    report = audit(on_progress=lambda done, total: calls.append((done, total)))
     assert report.record_count == 12_000
-    done, totals = [count for count, _ in told], {total for _, total in told[1:]}
+    done, totals = [count for count, _ in calls], {total for _, total in calls[1:]}
     assert done == sorted(done)
     assert done[0] == 0
     assert 10_000 in done
-    assert totals == {told[-1][0]}
+    assert totals == {calls[-1][0]}
     # records, events and the markers of transactions: two cycles, three partitions
-    assert told[-1][0] == 12_000 + 12_000 + 6
+    assert calls[-1][0] == 12_000 + 12_000 + 6

@@ -1,6 +1,4 @@
-"""The auditor's memory grows by little with what it audits. The benchmark ``audit_memory`` shows the same for a million
-events.
-"""
+"""The auditor's memory does not grow with the number of events. The benchmark ``audit_memory`` measures a million."""
 
 import pytest
 
@@ -12,7 +10,7 @@ from sla_pipeline_tests.benchmarks.audit_process import measured
 _GROWTH_LIMIT_MB_PER_100_000 = 24
 
 
-# most of it is spent on writing what is audited
+# most of the time goes into writing the records and events
 @pytest.mark.timeout(600)
 def test_memory_grows_by_a_bounded_amount_with_each_hundred_thousand_events(
     owner_url: str, kafka_settings: KafkaSettings
