@@ -32,7 +32,10 @@ class Check(Enum):
     RECORD_GAP = Severity.FAULT, "sequence numbers handed out without a breach record"
     RECORD_BEYOND_SEQUENCE = Severity.FAULT, "breach records beyond the last sequence handed out"
     RECORD_TICKET_TWICE = Severity.FAULT, "tickets with more than one breach record"
-    RECORD_MALFORMED = Severity.FAULT, "breach records whose payload is not a valid event of what their columns say"
+    RECORD_MALFORMED = (
+        Severity.FAULT,
+        "breach records whose payload is not a valid event with the values of their columns",
+    )
     RECORD_NOT_DUE = Severity.FAULT, "breach records whose deadline had not passed at BreachedAt"
     FALSE_BREACH = Severity.FAULT, "marks that contradict the rule on the unchanged ticket"
     MARK_WITHOUT_RECORD = Severity.FAULT, "marked tickets without a breach record"

@@ -6,33 +6,28 @@ A payload and a run are stored as fingerprints, 64 bits of BLAKE2b: enough again
 **Missing, waiting or expired.** A record without an event is
 
 - *waiting* when its sequence is beyond everything that was published before the topic's end was read;
-- possibly *expired* when the topic has lost records at its beginning, by retention or by deletion. Exactly once holds
-  within the topic's retention, and the audit must not report a loss that is none. Within a partition sequences rise, so
-  what a partition has lost lies below the first sequence that it still has. The partition of a missing event is unknown
-  (their number may have grown since), so every sequence below the highest of these first ones may have expired. A
-  partition that has lost everything could have held any sequence: then no missing event can be distinguished from an
-  expired one, and the report shows their number as information;
+- possibly *expired* when its sequence is below ``positions.expired_below``;
 - *lost* otherwise.
 """
 
 import contextlib
 import hashlib
 import sqlite3
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from sla_pipeline.audit import contract
 from sla_pipeline.audit.contract import RecordRow, TopicEvent
-from sla_pipeline.audit.findings import EXAMPLE_LIMIT, Check, Example, Positions, Tally
+from sla_pipeline.audit.findings import EXAMPLE_LIMIT, Check, Example, Tally
 from sla_pipeline.errors import ConfigurationError
 from sla_pipeline.event import REPUBLISHED_HEADER
 
-__all__ = ["Reconciliation", "check_positions", "expired_below", "open_reconciliation"]
+__all__ = ["Reconciliation", "open_reconciliation"]
 
-# Nothing must survive a crash, so nothing is journaled or flushed. The cache bounds the memory of the whole comparison.
+# Nothing must survive a crash, so nothing is journaled or flushed. The cache size, in KB, bounds the memory of the
+# comparison.
 _SETTINGS = ("pragma journal_mode = off", "pragma synchronous = off", "pragma cache_size = -16384")
-
+# classes of errors that mean the temporary file and not a statement
 _DISK_ERRORS = (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
 
 _TABLES = """
@@ -245,7 +240,7 @@ class Reconciliation:
         )
 
     def _examples(self, view: str, condition: str, values: Mapping[str, int]) -> list[Example]:
-        is_record = view.startswith("records")
+        is_record = view in ("records", "records_without_event")
         columns = "ticket_id, number, seq" if is_record else "ticket_id, null, seq, partition, offset"
         order = "seq" if is_record else "partition, offset"
         rows = self._database.execute(
@@ -270,30 +265,3 @@ def _record_values(record: RecordRow) -> tuple[object, ...]:
         record.was_due,
         record.is_old,
     )
-
-
-def expired_below(low_watermarks: Mapping[int, int], first_seqs: Mapping[int, int]) -> int:
-    """Return the sequence below which an event may have left the topic; 0 when the topic still has its beginning.
-
-    ``low_watermarks`` holds the first offset of each partition, looked up after the topic was read; ``first_seqs`` the
-    first sequence read from each partition.
-    """
-    return max(
-        (first_seqs.get(partition, sys.maxsize) for partition, low in low_watermarks.items() if low > 0), default=0
-    )
-
-
-def check_positions(positions: Positions, tally: Tally) -> None:
-    """Add to ``tally`` by how much the positions of Postgres and Kafka contradict each other."""
-    published, progress, progress_after = positions.published_seq, positions.progress_seq, positions.progress_seq_after
-    if progress is None or progress_after is None:
-        tally.add(Check.PROGRESS_UNREADABLE, Example())
-        return
-    for check, ahead, behind in (
-        (Check.PROGRESS_BEHIND_POSTGRES, published, progress),
-        (Check.POSTGRES_BEHIND_PROGRESS, progress, published),
-        (Check.PROGRESS_AHEAD_OF_SEQUENCE, progress, positions.last_seq),
-        (Check.EVENT_AHEAD_OF_PROGRESS, positions.highest_event_seq or 0, progress_after),
-    ):
-        if ahead > behind:
-            tally.add(check, Example(seq=ahead), ahead - behind)

@@ -22,8 +22,9 @@ from datetime import datetime
 
 from sla_pipeline.audit.contract import RecordRow
 from sla_pipeline.audit.findings import AuditReport, Positions, Tally
+from sla_pipeline.audit.positions import check_positions, expired_below
 from sla_pipeline.audit.reading import read_events, read_progress_seq, watermarks
-from sla_pipeline.audit.reconcile import check_positions, expired_below, open_reconciliation
+from sla_pipeline.audit.reconcile import open_reconciliation
 from sla_pipeline.audit.records import open_postgres
 from sla_pipeline.errors import InputError
 from sla_pipeline.kafka.settings import KafkaSettings

@@ -238,7 +238,7 @@ def test_order_between_partitions_does_not_matter(
         (b"other", b'{"seq": 5}'),
     ],
 )
-def test_a_progress_record_that_tells_nothing_is_found(
+def test_a_progress_record_without_a_sequence_is_found(
     audit: Audit, breached: list[str], topic: Topic, key: bytes, value: bytes
 ) -> None:
     topic.send_progress(value, key)

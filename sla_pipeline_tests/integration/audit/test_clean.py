@@ -167,11 +167,19 @@ def test_further_headers_are_no_difference(audit: Audit, mark: Mark, support: Su
     assert report.event_count == 1
 
 
-def test_a_login_without_rights_is_told_which_role_it_needs(
+def test_a_login_without_rights_gets_the_name_of_the_role(
     support: Support, kafka_settings: KafkaSettings, analyst: PostgresSettings
 ) -> None:
     support.execute("revoke select on support.ticket_sla_breaches from sla_analyst")
     with pytest.raises(PostgresSetupError, match=r"permission denied .* needs membership of role sla_analyst"):
+        verify(analyst, kafka_settings, now_utc=NOW)
+
+
+def test_a_login_under_row_level_security_gets_the_remedy_for_it(
+    support: Support, kafka_settings: KafkaSettings, analyst: PostgresSettings
+) -> None:
+    support.execute("alter table support.tickets enable row level security")
+    with pytest.raises(PostgresSetupError, match=r"alter role LOGIN bypassrls"):
         verify(analyst, kafka_settings, now_utc=NOW)
 
 
@@ -180,7 +188,7 @@ def test_a_topic_that_does_not_exist_is_named(analyst: PostgresSettings, kafka_s
         verify(analyst, KafkaSettings(kafka_settings.bootstrap_servers, topic="no-such-topic"), now_utc=NOW)
 
 
-def test_servers_that_are_away_are_told_apart(analyst: PostgresSettings, kafka_settings: KafkaSettings) -> None:
+def test_the_error_names_the_server_that_is_down(analyst: PostgresSettings, kafka_settings: KafkaSettings) -> None:
     with pytest.raises(KafkaUnavailable, match=r"Kafka at 127\.0\.0\.1:1 did not answer"):
         verify(analyst, KafkaSettings("127.0.0.1:1"), now_utc=NOW)
     with pytest.raises(PostgresUnavailable, match=r"127\.0\.0\.1:1 as user"):

@@ -41,7 +41,7 @@ def test_only_what_is_below_the_first_event_kept_may_have_expired(
     assert report.finding(Check.RECORD_WITHOUT_EVENT).examples[0].seq == 11
 
 
-def test_a_lost_event_below_what_has_expired_cannot_be_told_from_it(
+def test_a_lost_event_below_what_has_expired_cannot_be_distinguished_from_it(
     audit: Audit, support: Support, mark: Mark, topic: Topic
 ) -> None:
     make_tickets(support, 6, **FIRST_RESPONSE_OVERDUE)

@@ -46,7 +46,7 @@ def test_a_payload_by_the_contract_is_valid() -> None:
 
 
 @pytest.mark.parametrize("priority", ["Urgent", "Срочно", "\u2028", "\u202e", "X" * 32])
-def test_a_priority_that_we_do_not_know_keeps_to_the_contract(priority: str) -> None:
+def test_an_unknown_priority_keeps_to_the_contract(priority: str) -> None:
     event = valid_event(json.dumps({**json.loads(record(1).payload), "Priority": priority}))
     assert event is not None
     assert event.priority == priority
@@ -90,7 +90,7 @@ def test_a_payload_that_is_no_event_raises_no_error(value: bytes | None) -> None
     assert claimed_ticket_id(event) == record(1).ticket_id
 
 
-def test_a_message_speaks_of_the_ticket_of_its_payload_before_that_of_its_key() -> None:
+def test_the_ticket_in_the_payload_takes_precedence_over_the_key() -> None:
     event = event_of(record(1), key=OTHER.encode())
     assert claimed_ticket_id(event) == record(1).ticket_id
     assert claimed_ticket_id(event._replace(value=b'{"TicketId": "\\ud800"}', key=b"nobody")) is None
@@ -116,6 +116,6 @@ def test_the_constant_headers_are_part_of_the_contract() -> None:
         {"payload": "{}"},
     ],
 )
-def test_a_record_is_sound_when_its_columns_say_what_its_payload_says(changes: dict[str, object]) -> None:
+def test_a_record_is_sound_when_its_columns_equal_its_payload(changes: dict[str, object]) -> None:
     assert is_record_sound(record(1))
     assert not is_record_sound(record(1)._replace(**changes))  # type: ignore[arg-type]

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from sla_pipeline.audit.findings import Check, Positions, Tally
-from sla_pipeline.audit.reconcile import check_positions, expired_below
+from sla_pipeline.audit.positions import check_positions, expired_below
 
 
 @pytest.mark.parametrize(
