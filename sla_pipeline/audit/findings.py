@@ -34,7 +34,7 @@ class Check(Enum):
     RECORD_TICKET_TWICE = Severity.FAULT, "tickets with more than one breach record"
     RECORD_MALFORMED = (
         Severity.FAULT,
-        "breach records whose payload is not a valid event with the values of their columns",
+        "breach records whose payload is no valid event with their columns' values",
     )
     RECORD_NOT_DUE = Severity.FAULT, "breach records whose deadline had not passed at BreachedAt"
     FALSE_BREACH = Severity.FAULT, "marks that contradict the rule on the unchanged ticket"

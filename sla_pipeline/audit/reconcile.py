@@ -161,7 +161,7 @@ def open_reconciliation() -> Iterator["Reconciliation"]:
 
 
 class Reconciliation:
-    """Records and events of one audit, and the checks that compare them. Load each side once, then call ``tally``."""
+    """Records and events of one audit, and the checks that compare them. Load each side once, then call ``compare``."""
 
     def __init__(self, database: sqlite3.Connection) -> None:
         self._database = database
@@ -197,7 +197,7 @@ class Reconciliation:
         rows = self._database.execute("select partition, seq, min(offset) from ordered_events group by partition")
         return {partition: seq for partition, seq, _ in rows}
 
-    def tally(
+    def compare(
         self, tally: Tally, *, published_seq: int, last_seq: int, claimed_published: int, expired_below: int
     ) -> None:
         """Add everything in which records and events differ to ``tally``.

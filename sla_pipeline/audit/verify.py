@@ -89,7 +89,7 @@ def verify(
             progress_seq_after=read_progress_seq(kafka),
         )
         check_positions(positions, tally)
-        reconciliation.tally(
+        reconciliation.compare(
             tally,
             published_seq=outbox.published_seq,
             last_seq=outbox.last_seq,

@@ -38,7 +38,7 @@ def audited(
     with open_reconciliation() as reconciliation:
         reconciliation.load_records(rows)
         reconciliation.load_events(events)
-        reconciliation.tally(
+        reconciliation.compare(
             tally,
             published_seq=published,
             last_seq=last if last_seq is None else last_seq,
