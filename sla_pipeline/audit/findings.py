@@ -1,8 +1,7 @@
-"""What an audit can find, and the report that it makes: checks, examples, counts.
+"""The checks of an audit with their titles and severities, and the values of its report.
 
-What belongs here: the list of checks with their words and their weight, and values. What does not: finding anything. An
-example names a ticket's id and number, a sequence and a place on the topic: never more of a ticket, and never text that
-came from the topic (SPEC 4.4).
+An example holds a ticket's id and number, a sequence and a position on the topic. It never holds more of a ticket, and
+never text from the topic (SPEC 4.4).
 """
 
 from collections.abc import Mapping
@@ -13,13 +12,13 @@ from enum import Enum, StrEnum
 __all__ = ["EXAMPLE_LIMIT", "AuditReport", "Check", "Example", "Finding", "Positions", "Severity", "Tally"]
 
 EXAMPLE_LIMIT = 5
-"""The first few of a kind: enough to begin an inquiry with, and a report stays a page."""
+"""Examples per check: enough to start an investigation, few enough for a report of one page."""
 
 
 class Severity(StrEnum):
-    """How much a finding weighs.
+    """Severity of a finding.
 
-    Only a fault makes an audit fail: it is proven, whatever the job or an operator is doing meanwhile.
+    Only a fault fails an audit: it is proven, whatever the job or an operator does during the audit.
     """
 
     FAULT = "fault"
@@ -28,14 +27,17 @@ class Severity(StrEnum):
 
 
 class Check(Enum):
-    """One thing looked at: its weight, and what is wrong, in words, when its count is above zero."""
+    """A check: its severity, and the title of the cases that it counts."""
 
     RECORD_GAP = Severity.FAULT, "sequence numbers handed out without a breach record"
     RECORD_BEYOND_SEQUENCE = Severity.FAULT, "breach records beyond the last sequence handed out"
     RECORD_TICKET_TWICE = Severity.FAULT, "tickets with more than one breach record"
-    RECORD_MALFORMED = Severity.FAULT, "breach records whose payload is not a valid event of what their columns say"
+    RECORD_MALFORMED = (
+        Severity.FAULT,
+        "breach records whose payload is no valid event with their columns' values",
+    )
     RECORD_NOT_DUE = Severity.FAULT, "breach records whose deadline had not passed at BreachedAt"
-    FALSE_BREACH = Severity.FAULT, "marks that the ticket, unchanged since, proves wrong"
+    FALSE_BREACH = Severity.FAULT, "marks that contradict the rule on the unchanged ticket"
     MARK_WITHOUT_RECORD = Severity.FAULT, "marked tickets without a breach record"
     RECORD_OF_UNMARKED = Severity.FAULT, "breach records of tickets that are not marked"
     OVERDUE_UNMARKED = Severity.FAULT, "tickets overdue and unmarked for longer than 2 minutes"
@@ -53,12 +55,12 @@ class Check(Enum):
     EVENT_TICKET_TWICE = Severity.FAULT, "events that repeat a ticket"
     ORDER_IN_PARTITION = Severity.FAULT, "events with a lower sequence than the one before them in their partition"
     ORDER_OF_TICKET = Severity.FAULT, "events of one ticket in falling sequence, or in two partitions"
-    PROGRESS_UNREADABLE = Severity.FAULT, "the progress topic has no record that tells a sequence"
-    PROGRESS_BEHIND_POSTGRES = Severity.FAULT, "Postgres knows more published than the progress topic"
-    PROGRESS_AHEAD_OF_SEQUENCE = Severity.FAULT, "the progress topic is beyond the last sequence handed out"
-    EVENT_AHEAD_OF_PROGRESS = Severity.FAULT, "the topic holds a sequence beyond the progress topic's"
+    PROGRESS_UNREADABLE = Severity.FAULT, "the progress topic has no record with a sequence"
+    PROGRESS_BEHIND_POSTGRES = Severity.FAULT, "sequences published by Postgres' count and not by the progress topic's"
+    PROGRESS_AHEAD_OF_SEQUENCE = Severity.FAULT, "sequences published by the progress topic's count, never handed out"
+    EVENT_AHEAD_OF_PROGRESS = Severity.FAULT, "sequences on the topic beyond the progress topic's"
 
-    REPLY_BEFORE_BREACH = Severity.WARNING, "marks with a reply or resolution that the ticket dates before BreachedAt"
+    REPLY_BEFORE_BREACH = Severity.WARNING, "marks of tickets with a reply or resolution dated before BreachedAt"
 
     RECORD_OF_DELETED_TICKET = Severity.INFORMATION, "breach records of tickets deleted since"
     DEADLINE_EDITED = Severity.INFORMATION, "breach records whose ticket has another deadline now"
@@ -67,12 +69,12 @@ class Check(Enum):
         Severity.INFORMATION,
         "of the overdue and unmarked, those set aside because they cannot be marked",
     )
-    OVERDUE_CHANGED_LATELY = Severity.INFORMATION, "tickets past a deadline that changed within the last 2 minutes"
+    OVERDUE_CHANGED_LATELY = Severity.INFORMATION, "tickets past a deadline, changed within the last 2 minutes"
     RECORD_WAITING = Severity.INFORMATION, "breach records waiting to be published"
     EVENT_EXPIRED = Severity.INFORMATION, "published breach records whose event may have left the topic by retention"
     EVENT_REPUBLISHED = Severity.INFORMATION, "events that `sla-pipeline recover` published again"
     RECORD_EXPIRED = Severity.INFORMATION, "events older than the oldest breach record kept"
-    POSTGRES_BEHIND_PROGRESS = Severity.INFORMATION, "published sequences that Postgres does not know of yet"
+    POSTGRES_BEHIND_PROGRESS = Severity.INFORMATION, "published sequences that Postgres has not recorded yet"
 
     def __init__(self, severity: Severity, title: str) -> None:
         self.severity = severity
@@ -80,13 +82,13 @@ class Check(Enum):
 
     @property
     def code(self) -> str:
-        """The name by which programs know the check."""
+        """Identifier of the check for programs."""
         return self.name.lower()
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One case. What is not known, or does not apply, is None."""
+    """One case of a check. A field that is unknown or does not apply is None."""
 
     ticket_id: str | None = None
     number: str | None = None
@@ -97,17 +99,14 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """How often a check failed, and the first few cases.
-
-    A count of zero says that it was looked at and nothing was found.
-    """
+    """Number of cases of a check, and the first few of them. Zero means that the check ran and found none."""
 
     check: Check
     count: int
     examples: tuple[Example, ...] = ()
 
     def as_dict(self) -> dict[str, object]:
-        """The finding for JSON."""
+        """Return the finding for JSON."""
         return {
             "check": self.check.code,
             "severity": self.check.severity.value,
@@ -119,11 +118,11 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Positions:
-    """How far each side says that publishing came; sequences, None where there is nothing to tell one.
+    """Positions of Postgres and Kafka, as sequences; None where there is none.
 
-    ``published_seq`` and ``progress_seq`` are as of before the topic's end was looked up, ``last_seq`` as of the
-    snapshot, ``progress_seq_after`` as of after the topic was read, so that no order of events on a live system makes
-    them contradict each other.
+    ``published_seq`` and ``progress_seq`` were read before the topic's end, ``last_seq`` in the snapshot, and
+    ``progress_seq_after`` after the topic. In this order no sequence of events on a live system makes them contradict
+    each other.
     """
 
     published_seq: int
@@ -134,39 +133,35 @@ class Positions:
 
     @property
     def claimed_published(self) -> int:
-        """Everything up to this sequence was published before the topic's end was looked up, as one side or the
-        other says.
-        """
+        """Sequence up to which Postgres or Kafka claims that events were published before the topic's end was read."""
         return max(self.published_seq, self.progress_seq or 0)
 
 
 @dataclass(frozen=True, slots=True)
 class AuditReport:
-    """What an audit at ``now_utc`` looked at and found; ``findings`` holds every check, in the order of ``Check``."""
+    """Report of an audit at ``now_utc``; ``findings`` holds every check, in the order of ``Check``."""
 
     now_utc: datetime
     positions: Positions
     marked_count: int
-    """Marked tickets."""
+    """Number of marked tickets."""
     record_count: int
     event_count: int
     proven_count: int
-    """Marks that could be judged by the very row that they were made on, because nobody has changed the ticket
-    since.
-    """
+    """Number of marks that were checked against the rule: their tickets are unchanged since."""
     findings: tuple[Finding, ...]
 
     @property
     def clean(self) -> bool:
-        """No fault was found. Warnings and information do not count."""
+        """True when no fault was found; warnings and information do not count."""
         return not any(finding.count for finding in self.findings if finding.check.severity is Severity.FAULT)
 
     def finding(self, check: Check) -> Finding:
-        """The finding of one check."""
+        """Return the finding of a check."""
         return next(finding for finding in self.findings if finding.check is check)
 
     def as_dict(self) -> dict[str, object]:
-        """The report for JSON: plain values, times in ISO 8601."""
+        """Return the report for JSON: plain values, times in ISO 8601."""
         return {
             "clean": self.clean,
             "now_utc": self.now_utc.isoformat(),
@@ -180,26 +175,26 @@ class AuditReport:
 
 
 class Tally:
-    """Counts what is found while it is found, and keeps the first few cases of each check."""
+    """Running counts of all checks, with the first few cases of each."""
 
     def __init__(self) -> None:
         self._counts = dict.fromkeys(Check, 0)
         self._examples: dict[Check, list[Example]] = {check: [] for check in Check}
 
     def add(self, check: Check, example: Example, count: int = 1) -> None:
-        """``count`` further cases, of which ``example`` is the first."""
+        """Add ``count`` cases, of which ``example`` is the first."""
         self._counts[check] += count
         examples = self._examples[check]
         if len(examples) < EXAMPLE_LIMIT:
             examples.append(example)
 
     def add_all(self, check: Check, examples: list[Example], count: int) -> None:
-        """``count`` further cases, of which ``examples`` are the first."""
+        """Add ``count`` cases, of which ``examples`` are the first."""
         self._counts[check] += count
         self._examples[check] = (self._examples[check] + examples)[:EXAMPLE_LIMIT]
 
     def unnumbered_tickets(self) -> list[str]:
-        """The ids of the tickets that are named without their number."""
+        """Return the ids of the tickets in examples without a number."""
         return sorted(
             {
                 example.ticket_id
@@ -210,7 +205,7 @@ class Tally:
         )
 
     def findings(self, numbers: Mapping[str, str]) -> tuple[Finding, ...]:
-        """One finding a check. ``numbers`` fills in the numbers of tickets by their id."""
+        """Return one finding per check. ``numbers`` maps ticket ids to the numbers that examples lack."""
         return tuple(
             Finding(check, count, tuple(self._numbered(example, numbers) for example in self._examples[check]))
             for check, count in self._counts.items()

@@ -1,24 +1,22 @@
-"""The auditor's own statements: positions, breach records, marks and what the tickets say of them. Reads only; sla_analyst's rights do.
+"""The auditor's statements: positions, breach records, marks, and the tickets behind them.
 
-What belongs here: SQL, and rows as they come. What does not: comparing with the topic (``ledger.py``), the rule
-(``breach.judge``).
+They only read; the rights of role sla_analyst suffice. Everything but the first read of the position is in ONE
+read-only snapshot. The job changes records and tickets in one transaction, so within a snapshot a mark without a
+record, or a record without a mark, is never a race.
 
-Everything but the first look at the position is read in ONE read-only snapshot. Records and tickets change in one
-transaction of the job, so within a snapshot a mark without a record, or the other way round, is never a race.
+**What proves a false breach.** A ticket changes after its mark: it is answered, resolved, or gets another deadline. So
+its present row proves nothing, unless it is the very row version that the mark wrote: then the rule must find on it
+exactly the recorded breach. It is that version when ``updated_at`` still equals the record's ``breached_at`` (the mark
+sets it, the support service moves it) and when the same transaction wrote ticket and record (``xmin``). ``xmin`` also
+detects a script that changed the ticket and left ``updated_at`` alone.
 
-**What proves a false breach.** A ticket goes on living after its mark: it is answered, resolved, given another
-deadline. So its present row proves nothing, unless it is the very row that the mark left behind: then the rule must
-find on it exactly the breach that was recorded. It is that row when ``updated_at`` still is the record's
-``breached_at`` (the mark sets it, the support service moves it) and when ticket and record were written by the same
-transaction (``xmin``), which also sees a script that forgot ``updated_at``.
+**What does not.** A reply dated before the mark, on a row that changed after it. The operator's application takes the
+time at the click and commits later, again after a conflict, by another machine's clock; a mail gateway dates a reply by
+the mail. At the moment of the mark the row may have been without it. A difference of up to a minute is normal and not
+reported; a larger one is a warning.
 
-**What does not.** A reply dated before the mark on a row that changed after it. The operator's application takes the
-time when he clicks, commits later, again after a conflict, by another machine's clock; a mail gateway dates a reply by
-the mail. At the moment of the mark the row may well have been without it. Up to a minute that is the normal course of
-things and not reported; beyond, a warning.
-
-**Overdue for long** counts from the deadline, or from the ticket's last change when that is later: it may have been
-given this deadline, or been reopened, a moment ago.
+**Overdue for long** counts from the deadline, or from the ticket's last change when that is later: the ticket may have
+got this deadline, or been reopened, a moment ago.
 """
 
 import contextlib
@@ -34,42 +32,45 @@ from sla_pipeline.audit.contract import RecordRow
 from sla_pipeline.audit.findings import EXAMPLE_LIMIT, Check, Example, Tally
 from sla_pipeline.breach import judge
 from sla_pipeline.errors import PostgresSetupError
-from sla_pipeline.postgres.schema import check_revision, check_tickets
+from sla_pipeline.postgres.schema import check_revision
+from sla_pipeline.postgres.schema import check_tickets as check_tickets_table
 from sla_pipeline.postgres.session import PostgresSettings
 
-__all__ = ["PATIENCE", "Postgres", "Relay", "open_postgres"]
+__all__ = ["OutboxPosition", "Postgres", "open_postgres"]
 
-PATIENCE = timedelta(minutes=2)
-"""How long a ticket may be overdue and unmarked, or a record wait: the detection delay's p99 (SPEC 3.5)."""
-# a form's round trip, a second try after a conflict, and what two clocks differ by
+# the longest time that a ticket may be overdue and unmarked, or a record wait: the detection delay's p99 (SPEC 3.5)
+_GRACE_PERIOD = timedelta(minutes=2)
+# bounds a form's round trip, a second attempt after a conflict, and the difference of two clocks
 _REPLY_TOLERANCE = timedelta(minutes=1)
-# a join of millions of tickets takes tens of seconds; more means that the server is in trouble
+# bound on one statement: a join of millions of tickets takes tens of seconds; a longer one shows a server in trouble
 _STATEMENT_TIMEOUT = "5min"
-# comparing a thousand rows takes milliseconds: longer silence inside the snapshot means that the auditor froze, and it
-# holds back vacuum
+# bound on the pause between two statements: storing a batch of rows takes milliseconds. The snapshot of an auditor that
+# hangs would hold back vacuum.
 _IDLE_IN_TRANSACTION_TIMEOUT = "1min"
-# rows of one network round trip: a megabyte or two
+# source file of the server's refusals for row-level security: no role lifts them, and the session names their remedy
+_POLICIES_SOURCE = "rls.c"
+# rows per network round trip: one or two megabytes
 _FETCH_ROWS = 2_000
 
-_RELAY = "select published_seq, last_seq from support.ticket_sla_relay where id = 1"
+_OUTBOX_POSITION = "select published_seq, last_seq from support.ticket_sla_relay where id = 1"
 _RECORD_COUNT = "select count(*) from support.ticket_sla_breaches"
 
-# Index: the primary key, in its order. Times as text: 'infinity' becomes null and differs from every payload.
+# Index: the primary key, in its order. Times are text: 'infinity' becomes null and differs from every payload.
 _WIRE_FORMAT = 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'
 _RECORDS = f"""
 select seq, ticket_id, number, kind, to_char(due_at at time zone 'UTC', '{_WIRE_FORMAT}'),
     to_char(breached_at at time zone 'UTC', '{_WIRE_FORMAT}'), correlation_id, payload,
-    due_at < breached_at, recorded_at < %(now_utc)s - %(patience)s
+    due_at < breached_at, recorded_at < %(now_utc)s - %(grace_period)s
 from support.ticket_sla_breaches order by seq
-"""  # noqa: S608  put together from constants of this module, as below
+"""  # noqa: S608  made of constants of this module, as are the statements below
 
-# as the mark wrote it, in a column that may keep fewer digits; null is a change as well
+# The mark's time as ``updated_at`` shows it: the column may keep fewer digits. Null is a change too.
 _AS_MARKED = ", ".join(["b.breached_at", *(f"b.breached_at::timestamptz({digits})" for digits in range(6))])
 _UNTOUCHED = f"t.xmin = b.xmin and coalesce(t.updated_at in ({_AS_MARKED}), false)"
 
 
 def _within_python(column: str) -> str:
-    """The column, with what Python's datetime cannot hold moved to its ends: the rule only compares."""
+    """Return SQL for the column, clamped to the range of Python's datetime: the rule only compares."""
     low, high = "timestamptz '0001-01-02 00:00+00'", "timestamptz '9999-12-30 00:00+00'"
     return f"case when {column} < {low} then {low} when {column} > {high} then {high} else {column} end"
 
@@ -83,16 +84,17 @@ from support.ticket_sla_breaches b join support.tickets t on t.id = b.ticket_id
 where {_UNTOUCHED} order by b.seq
 """  # noqa: S608
 
-# each answers ticket_id, number, seq; ties are told by the wrapper below. Cost: a scan or a hash join of the tables
-# named, O(tickets).
+# Each statement of _TICKET_CHECKS returns ticket_id, number, seq; check_tickets orders and limits them. Cost: a scan or
+# a hash join of the tables named, O(tickets).
 _PAST_DEADLINE = """
 (t.status in ('New', 'InWork') and not t.sla_breached and t.first_response_at is null
-        and t.first_response_due_at < %(now_utc)s - %(patience)s
-    or t.status = 'InWork' and not t.sla_breached and t.resolved_at is null and t.resolution_due_at < %(now_utc)s - %(patience)s)
+        and t.first_response_due_at < %(now_utc)s - %(grace_period)s
+    or t.status = 'InWork' and not t.sla_breached and t.resolved_at is null
+        and t.resolution_due_at < %(now_utc)s - %(grace_period)s)
 """
-# of a ticket that does not say when it changed, no change is known
-_CHANGED_LATELY = "coalesce(t.updated_at >= %(now_utc)s - %(patience)s, false)"
-# no record is older than the oldest one, so a ticket that is younger than that cannot have lost its own to housekeeping
+# a ticket without updated_at counts as unchanged
+_CHANGED_LATELY = "coalesce(t.updated_at >= %(now_utc)s - %(grace_period)s, false)"
+# Housekeeping removes the oldest records first, so a ticket younger than the oldest record left has not lost its own.
 _OLDER_THAN_RECORDS = """
 exists (select from (select seq, breached_at from support.ticket_sla_breaches order by seq limit 1) oldest
     where oldest.seq > 1 and t.created_at < oldest.breached_at)
@@ -104,9 +106,10 @@ _SET_ASIDE = "exists (select from support.ticket_sla_set_aside s where s.ticket_
 _OF_TICKETS = "select t.id, t.number, null::bigint from support.tickets t where"
 _OF_RECORDS = "select b.ticket_id, b.number, b.seq from support.ticket_sla_breaches b"
 _JOINED = f"{_OF_RECORDS} join support.tickets t on t.id = b.ticket_id where"
-_QUESTIONS = {
+_TICKET_CHECKS = {
     Check.RECORD_TICKET_TWICE: """
-        select ticket_id, max(number), max(seq) from support.ticket_sla_breaches group by ticket_id having count(*) > 1""",
+        select ticket_id, max(number), max(seq) from support.ticket_sla_breaches
+        group by ticket_id having count(*) > 1""",
     Check.MARK_WITHOUT_RECORD: f"{_OF_TICKETS} {_MARKED_UNRECORDED} and not {_OLDER_THAN_RECORDS}",
     Check.MARK_OLDER_THAN_RECORDS: f"{_OF_TICKETS} {_MARKED_UNRECORDED} and {_OLDER_THAN_RECORDS}",
     Check.RECORD_OF_UNMARKED: f"{_JOINED} not t.sla_breached",
@@ -116,9 +119,11 @@ _QUESTIONS = {
     Check.OVERDUE_SET_ASIDE: f"{_OF_TICKETS} {_PAST_DEADLINE} and not {_CHANGED_LATELY} and {_SET_ASIDE}",
     Check.OVERDUE_CHANGED_LATELY: f"{_OF_TICKETS} {_PAST_DEADLINE} and {_CHANGED_LATELY}",
     Check.REPLY_BEFORE_BREACH: f"""{_JOINED} not ({_UNTOUCHED})
-        and case b.kind when 'FirstResponse' then t.first_response_at else t.resolved_at end < b.breached_at - %(reply_tolerance)s""",
+        and case b.kind when 'FirstResponse' then t.first_response_at else t.resolved_at end
+            < b.breached_at - %(reply_tolerance)s""",
     Check.DEADLINE_EDITED: f"""{_JOINED} not ({_UNTOUCHED})
-        and case b.kind when 'FirstResponse' then t.first_response_due_at else t.resolution_due_at end is distinct from b.due_at""",
+        and case b.kind when 'FirstResponse' then t.first_response_due_at else t.resolution_due_at end
+            is distinct from b.due_at""",
 }
 _MARKED_COUNT = "select count(*) from support.tickets where sla_breached"
 # Index: primary keys. A deleted ticket's number is in its record.
@@ -128,18 +133,15 @@ union select ticket_id, number from support.ticket_sla_breaches where ticket_id 
 """
 
 
-class Relay(NamedTuple):
-    """The publisher's row: everything up to ``published_seq`` is published, records 1 to ``last_seq`` were written."""
+class OutboxPosition(NamedTuple):
+    """Position of the outbox: records 1 to ``last_seq`` were written, those up to ``published_seq`` are published."""
 
     published_seq: int
     last_seq: int
 
 
 class _MarkedRow(NamedTuple):
-    """A record and the ticket as the mark left it.
-
-    It has what ``breach.judge`` looks at; at the mark it was not breached yet.
-    """
+    """A record and its ticket as the mark left it; holds the fields that ``breach.judge`` reads."""
 
     seq: int
     ticket_id: str
@@ -155,35 +157,37 @@ class _MarkedRow(NamedTuple):
 
     @property
     def sla_breached(self) -> bool:
-        """As it was when the mark was made."""
+        """The flag's value before the mark."""
         return False
 
     @property
-    def is_right(self) -> bool:
-        """The rule finds the recorded breach, of the recorded kind, by the recorded deadline."""
+    def fits_the_rule(self) -> bool:
+        """True when the rule finds the recorded breach: its kind and its deadline."""
         breach = judge(self, self.breached_at)
         return breach is not None and (breach.kind.value, breach.due_at) == (self.kind, self.due_at)
 
 
 @contextlib.contextmanager
 def open_postgres(settings: PostgresSettings, *, now_utc: datetime) -> Iterator["Postgres"]:
-    """A session for an audit at ``now_utc``.
+    """Open a session for an audit at ``now_utc``.
 
     Raises ``PostgresSetupError`` (missing right, table, column) or ``PostgresUnavailable``.
     """
     with settings.session(purpose="audit") as connection:
         try:
             check_revision(connection)
-            check_tickets(connection, for_audit=True)
+            check_tickets_table(connection, for_audit=True)
             connection.isolation_level = IsolationLevel.REPEATABLE_READ
             connection.read_only = True
             connection.execute(f"set statement_timeout = '{_STATEMENT_TIMEOUT}'")
             connection.execute(f"set idle_in_transaction_session_timeout = '{_IDLE_IN_TRANSACTION_TIMEOUT}'")
-            # cursors are read to their ends; planned for their first rows, the join of all marks would be a million
-            # look-ups
+            # Every cursor is read to its end. Planned for its first rows, the join of all marks would take a million
+            # index lookups.
             connection.execute("set cursor_tuple_fraction = 1")
             yield Postgres(connection, now_utc)
         except psycopg.errors.InsufficientPrivilege as error:
+            if error.diag.source_file == _POLICIES_SOURCE:
+                raise
             raise PostgresSetupError(
                 f"{error.diag.message_primary} in {settings.place}; an audit needs membership of role sla_analyst"
                 " (`grant sla_analyst to LOGIN`)"
@@ -191,63 +195,63 @@ def open_postgres(settings: PostgresSettings, *, now_utc: datetime) -> Iterator[
 
 
 class Postgres:
-    """The auditor's look at Postgres."""
+    """An audit's session with Postgres."""
 
     def __init__(self, connection: psycopg.Connection, now_utc: datetime) -> None:
         self._connection = connection
-        self._values = {"now_utc": now_utc, "patience": PATIENCE, "reply_tolerance": _REPLY_TOLERANCE}
+        self._values = {"now_utc": now_utc, "grace_period": _GRACE_PERIOD, "reply_tolerance": _REPLY_TOLERANCE}
 
-    def relay(self) -> Relay:
-        """The publisher's row as it is now, or, inside ``snapshot``, as it was at its beginning."""
-        with self._connection.cursor(row_factory=args_row(Relay)) as cursor:
-            row = cursor.execute(_RELAY).fetchone()
+    def outbox_position(self) -> OutboxPosition:
+        """Return the outbox's current position; inside ``snapshot`` the one at its start."""
+        with self._connection.cursor(row_factory=args_row(OutboxPosition)) as cursor:
+            row = cursor.execute(_OUTBOX_POSITION).fetchone()
         if row is None:
             raise PostgresSetupError(
                 "support.ticket_sla_relay has no row with id 1: somebody deleted it; run `sla-pipeline migrate`, "
-                "which puts it back"
+                "which restores it"
             )
         return row
 
     @contextlib.contextmanager
     def snapshot(self) -> Iterator[None]:
-        """All that is read inside the block is as of one moment, its first statement."""
+        """Read everything inside the block as of its first statement."""
         with self._connection.transaction():
             yield
 
     def record_count(self) -> int:
-        """How many breach records there are."""
+        """Return the number of breach records."""
         return self._count(_RECORD_COUNT)
 
     def marked_count(self) -> int:
-        """How many tickets are marked."""
+        """Return the number of marked tickets."""
         return self._count(_MARKED_COUNT)
 
     def records(self) -> Iterator[RecordRow]:
-        """The breach records in rising sequence, streamed; inside ``snapshot``."""
+        """Yield the breach records in rising sequence, streamed. Call it inside ``snapshot``."""
         with self._connection.cursor("audit_records", row_factory=args_row(RecordRow)) as cursor:
             cursor.itersize = _FETCH_ROWS
             yield from cursor.execute(_RECORDS, self._values)
 
-    def judge_marks(self, tally: Tally) -> int:
-        """Judge every mark whose ticket is unchanged since by the rule; returns how many there are.
+    def check_marks(self, tally: Tally) -> int:
+        """Check every mark whose ticket is unchanged since against the rule; return the number of these marks.
 
-        Inside ``snapshot``.
+        Call it inside ``snapshot``.
         """
         count = 0
         with self._connection.cursor("audit_marks", row_factory=args_row(_MarkedRow)) as cursor:
             cursor.itersize = _FETCH_ROWS
             for row in cursor.execute(_PROVABLE):
                 count += 1
-                if not row.is_right:
+                if not row.fits_the_rule:
                     tally.add(Check.FALSE_BREACH, Example(row.ticket_id, row.number, row.seq))
         return count
 
-    def ask_tickets(self, tally: Tally) -> None:
-        """Ask all that a statement alone can answer. Inside ``snapshot``."""
-        for check, question in _QUESTIONS.items():
+    def check_tickets(self, tally: Tally) -> None:
+        """Run the checks that need a statement only. Call it inside ``snapshot``."""
+        for check, statement in _TICKET_CHECKS.items():
             found = self._connection.execute(
-                # the window counts all of them, the limit keeps the first few
-                f"select *, count(*) over () from ({question}) found (ticket_id, number, seq) "  # noqa: S608
+                # the window function counts all rows, the limit keeps the examples
+                f"select *, count(*) over () from ({statement}) found (ticket_id, number, seq) "  # noqa: S608
                 f"order by seq, number limit {EXAMPLE_LIMIT}",
                 self._values,
             ).fetchall()
@@ -255,7 +259,7 @@ class Postgres:
                 tally.add_all(check, [Example(*row[:3]) for row in found], found[0][3])
 
     def numbers(self, ticket_ids: Sequence[str]) -> dict[str, str]:
-        """The numbers of some tickets, of those that are known."""
+        """Return the numbers of these tickets by id, without those that Postgres does not have."""
         return dict(self._connection.execute(_NUMBERS, {"ids": list(ticket_ids)}).fetchall()) if ticket_ids else {}
 
     def _count(self, statement: str) -> int:

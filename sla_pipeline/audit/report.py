@@ -1,7 +1,4 @@
-"""The report for people: a table.
-
-What does not belong here: the report for programs (``AuditReport.as_dict``), or any judgement.
-"""
+"""The report for people: a table. Programs read ``AuditReport.as_dict``."""
 
 from rich.table import Table
 from rich.text import Text
@@ -15,16 +12,14 @@ _STYLES = {Severity.FAULT: "bold red", Severity.WARNING: "yellow", Severity.INFO
 
 
 def as_table(report: AuditReport) -> Table:
-    """Every fault and warning that was looked for, with its count and first cases; of the information, what was
-    found.
-    """
+    """Return the report as a table: every fault and warning with its count, and the information that was found."""
     table = Table(
-        "weight",
-        "looked for",
+        "severity",
+        "check",
         "count",
         "first cases",
         title=f"audit at {report.now_utc:%Y-%m-%d %H:%M:%S} UTC",
-        caption=_verdict(report),
+        caption=_summary(report),
     )
     for finding in report.findings:
         if finding.count or finding.check.severity is not Severity.INFORMATION:
@@ -38,18 +33,18 @@ def as_table(report: AuditReport) -> Table:
     return table
 
 
-def _verdict(report: AuditReport) -> str:
+def _summary(report: AuditReport) -> str:
     positions = report.positions
     read = (
         f"{report.marked_count:,} marked tickets, {report.record_count:,} breach records, {report.event_count:,} "
         f"events; published: {positions.published_seq} by Postgres, {positions.progress_seq} by Kafka, of "
-        f"{positions.last_seq}; {report.proven_count:,} marks judged by the ticket's unchanged row"
+        f"{positions.last_seq}; {report.proven_count:,} marks checked against the unchanged ticket"
     )
     return f"{'they agree' if report.clean else 'they DO NOT agree'}: {read}"
 
 
 def _cases(finding: Finding) -> Text:
-    """One case a line. A number is text of another system: no markup of the console may come to life in it."""
+    """Return one case per line. A number comes from another system, so rich must not interpret markup in it."""
     lines = [_case(example) for example in finding.examples]
     if lines and finding.count > len(lines):
         lines.append("...")

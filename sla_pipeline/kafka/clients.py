@@ -134,6 +134,7 @@ def translated(
     *,
     poll: Callable[[float], object] | None = None,
     topic: str | None = None,
+    required_rights: str = "",
 ) -> Iterator[None]:
     """Raises our error for one of librdkafka's.
 
@@ -145,7 +146,15 @@ def translated(
         if poll is not None:
             poll(0)
         ours = faults.translate(
-            error, faults.Scene(settings, doing, reports.error, topic, throttled_seconds=reports.throttled_seconds)
+            error,
+            faults.Scene(
+                settings,
+                doing,
+                reports.error,
+                topic,
+                throttled_seconds=reports.throttled_seconds,
+                required_rights=required_rights,
+            ),
         )
         if ours is None or ours is error:
             raise

@@ -104,7 +104,7 @@ class Scene:
     ``reported`` is what the client told aside, in a callback; ``rejected`` are the records at fault;
     ``transaction_open`` says that a transaction had begun, so that its outcome is unknown; ``throttled_seconds`` is the
     longest time that a quota held the client back, ``time_limits`` the settings of the topic that limit the time of an
-    event.
+    event, ``required_rights`` the sentence on the rights that the client needs, the publisher's when empty.
     """
 
     settings: KafkaSettings
@@ -115,6 +115,7 @@ class Scene:
     transaction_open: bool = False
     throttled_seconds: float = 0.0
     time_limits: str = ""
+    required_rights: str = ""
 
 
 def classify(error: KafkaError) -> Fault:
@@ -207,10 +208,12 @@ def _message(fault: Fault, text: str, scene: Scene) -> SlaPipelineError:  # noqa
                 f"settings in {CLIENT_CONFIG_VARIABLE}"
             )
         case Fault.AUTHORIZATION:
+            publisher_rights = (
+                "The publisher needs Write, Read, Describe and DescribeConfigs on the topics, Write and Describe on "
+                f"the transactional id and Read on the group, each of the prefix {settings.topic}"
+            )
             return KafkaSetupError(
-                f"{where} denies us a right {at}; topic {topic}. The publisher needs Write, Read, Describe and "
-                "DescribeConfigs on the topics, Write and Describe on the transactional id and Read on the group, "
-                f"each of the prefix {settings.topic}"
+                f"{where} denies us a right {at}; topic {topic}. {scene.required_rights or publisher_rights}"
             )
         case Fault.TOPIC_MISSING:
             return KafkaSetupError(
@@ -241,7 +244,7 @@ def _message(fault: Fault, text: str, scene: Scene) -> SlaPipelineError:  # noqa
         case Fault.OFFSET_LOST:
             return KafkaSetupError(
                 f"topic {topic} on {where} lost the records that were being read {at}: its retention is shorter than "
-                "the reading"
+                "the reading; start it again"
             )
         case Fault.UNAVAILABLE:
             return _outage(where, at, scene)

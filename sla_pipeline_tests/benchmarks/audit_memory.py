@@ -1,9 +1,7 @@
-"""``python -m sla_pipeline_tests.benchmarks.audit_memory``: what an audit of a million events takes, in memory and in
-time.
+"""Memory and time of an audit of a million events: ``python -m sla_pipeline_tests.benchmarks.audit_memory``.
 
-Real PostgreSQL and Kafka, filled with marked tickets, their breach records and, through the relay, their events; then
-one audit in a process of its own (``audit_process.py``). What belongs here: filling, which a test of the growth uses as
-well. What does not: a limit.
+It fills real PostgreSQL and Kafka with marked tickets, their breach records and, through the relay, their events. Then
+it runs one audit in a process of its own (``audit_process.py``). The test of the memory's growth uses ``fill`` too.
 """
 
 import json
@@ -34,14 +32,14 @@ from sla_pipeline_tests.shared_servers import server_folder
 console = Console(stderr=True)
 
 _TICKETS = """
-copy support.tickets (id, number, tenant_id, queue_id, requester_user_id, priority, status, first_response_due_at, sla_breached, created_at,
-    updated_at) from stdin
+copy support.tickets (id, number, tenant_id, queue_id, requester_user_id, priority, status, first_response_due_at,
+    sla_breached, created_at, updated_at) from stdin
 """
 _RECORDS = (
     "copy support.ticket_sla_breaches (seq, ticket_id, number, kind, due_at, breached_at, "
     "correlation_id, payload) from stdin"
 )
-# of one transaction, as a large cycle writes them
+# tickets per transaction, as in a large cycle
 _BATCH = 10_000
 
 
@@ -56,7 +54,7 @@ def fill(owner_url: str, kafka: KafkaSettings, count: int) -> None:
 
 
 def _fill_batch(connection: psycopg.Connection, count: int) -> None:
-    """As the marking leaves it: tickets and records in one transaction, so that the auditor can prove each of them."""
+    """Add tickets and records in one transaction, as the marking does, so that the auditor can check each mark."""
     now_utc = datetime.now(UTC)
     due_at = now_utc - timedelta(minutes=1)
     ids = [str(uuid.uuid4()) for _ in range(count)]
@@ -91,7 +89,7 @@ def _fill_batch(connection: psycopg.Connection, count: int) -> None:
 
 
 def main(records: Annotated[int, typer.Option(min=1, help="Breach records, and so events.")] = 1_000_000) -> None:
-    """Fill servers of our own, audit once, print what it took as JSON."""
+    """Start and fill servers, audit once, and print the measured values as JSON."""
     with _servers() as (owner_url, kafka):
         began = time.monotonic()
         fill(owner_url, kafka, records)

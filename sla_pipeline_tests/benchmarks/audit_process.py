@@ -1,4 +1,4 @@
-"""One audit in a process of its own, and what it took. Imports nothing else, since that would be measured too."""
+"""Memory and time of one audit in a process of its own. Every import here counts in the measured memory."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from sla_pipeline.postgres.session import PostgresSettings
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One audit. Sizes in MB of 2**20 bytes."""
+    """Measured values of one audit; sizes in MB of 2**20 bytes."""
 
     record_count: int
     event_count: int
@@ -24,33 +24,33 @@ class Measured:
     clean: bool
     seconds: float
     cpu_seconds: float
-    """Of the auditor's own process: on a busy machine the one to compare."""
+    """CPU time of the auditor's process: the value to compare on a busy machine."""
     idle_mb: float
-    """The process before the audit: Python, the drivers, the contract's model."""
+    """Memory before the audit: Python, the drivers, the contract's model."""
     peak_mb: float
 
 
 def measured(postgres_url: str, kafka: KafkaSettings) -> Measured:
-    """One audit in a new process; the URL travels in its environment, where no list of processes shows it."""
+    """Run one audit in a new process. The environment holds the URL: the command line would show it to every user."""
     environment = {
         **os.environ,
         "SLA_POSTGRES_URL": postgres_url,
         "SLA_KAFKA_BOOTSTRAP_SERVERS": kafka.bootstrap_servers,
         "SLA_KAFKA_TOPIC": kafka.topic,
     }
-    told = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-m", __name__], env=environment, capture_output=True, text=True, check=False
     )
-    if told.returncode:
-        raise RuntimeError(told.stderr)
-    return Measured(**json.loads(told.stdout))
+    if completed.returncode:
+        raise RuntimeError(completed.stderr)
+    return Measured(**json.loads(completed.stdout))
 
 
 def main() -> None:
-    """Audit what the environment names, and print a ``Measured`` as JSON."""
+    """Audit the servers that the environment names, and print a ``Measured`` as JSON."""
     idle_mb, began, cpu_began = _peak_mb(), time.monotonic(), time.process_time()
     report = verify(PostgresSettings.from_environment(), KafkaSettings.from_environment(), now_utc=datetime.now(UTC))
-    done = Measured(
+    values = Measured(
         report.record_count,
         report.event_count,
         report.proven_count,
@@ -60,13 +60,11 @@ def main() -> None:
         idle_mb,
         _peak_mb(),
     )
-    json.dump(asdict(done), sys.stdout)
+    json.dump(asdict(values), sys.stdout)
 
 
 def _peak_mb() -> float:
-    """The largest resident set of this program so far. Not getrusage: what it tells includes the parent, before
-    exec.
-    """
+    """Return the largest resident set of this program so far; getrusage would include the parent's before exec."""
     (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:")]
     return int(line.split()[1]) / 1024
 

@@ -1,6 +1,4 @@
-"""Fixtures of the auditor's tests: an analyst's login, the audit itself, the topic in foreign hands, a scene in which
-all is well.
-"""
+"""Fixtures of the auditor's tests: an analyst's login, the audit, the topic, and a consistent initial state."""
 
 import secrets
 from collections.abc import Callable, Iterator
@@ -19,7 +17,7 @@ from sla_pipeline.kafka.settings import KafkaSettings
 from sla_pipeline.monitor.steps import claim_overdue, mark_breached
 from sla_pipeline.postgres.database import Database
 from sla_pipeline.postgres.session import PostgresSettings
-from sla_pipeline_tests.integration.audit.scene import Support, Topic
+from sla_pipeline_tests.integration.audit.fault_injection import Support, Topic
 from sla_pipeline_tests.integration.conftest import Cycle
 from sla_pipeline_tests.tickets import FIRST_RESPONSE_OVERDUE, NOW, RESOLUTION_OVERDUE, make_ticket, make_tickets
 
@@ -27,7 +25,7 @@ Mark = Callable[[], CycleTotals]
 
 
 class Audit(Protocol):
-    """Runs one audit under the analyst's login."""
+    """Function that runs one audit under the analyst's login."""
 
     def __call__(self, now_utc: datetime = NOW, on_progress: OnProgress = ...) -> AuditReport: ...
 
@@ -73,7 +71,7 @@ def topic(kafka_settings: KafkaSettings) -> Topic:
 
 @pytest.fixture
 def mark(database: Database, clock: SimulatedClock, support: Support) -> Mark:
-    """The first half of a cycle: what it marks waits to be published, and has just begun to, by the test's clock."""
+    """The first half of a cycle. Its records wait to be published, since the current moment of the test's clock."""
 
     def run() -> CycleTotals:
         claim = claim_overdue(database, clock, CycleInput(), run_id="run-that-marked")
@@ -86,9 +84,7 @@ def mark(database: Database, clock: SimulatedClock, support: Support) -> Mark:
 
 @pytest.fixture
 def breached(support: Support, cycle: Cycle) -> list[str]:
-    """Five tickets that a cycle has marked and published, sequences 1 to 5, and two that are not overdue; the ids of
-    the five in order.
-    """
+    """Ids of five tickets that a cycle marked and published, in order, sequences 1 to 5; two more are not overdue."""
     late = make_tickets(support, 3, **FIRST_RESPONSE_OVERDUE)
     late += make_tickets(support, 2, **RESOLUTION_OVERDUE)
     make_ticket(support)

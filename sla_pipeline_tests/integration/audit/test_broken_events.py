@@ -1,4 +1,4 @@
-"""Harm done to the topic: foreign, altered, repeated and misplaced events, lost ones, positions that lie."""
+"""Faults of the topic: foreign, altered, repeated, misplaced and lost events, wrong positions."""
 
 from collections.abc import Iterable
 
@@ -11,7 +11,7 @@ from sla_pipeline.kafka.settings import KafkaSettings
 from sla_pipeline.kafka.topics import create_topics
 from sla_pipeline.postgres.session import PostgresSettings
 from sla_pipeline_tests.integration.audit.conftest import Audit, Mark
-from sla_pipeline_tests.integration.audit.scene import (
+from sla_pipeline_tests.integration.audit.fault_injection import (
     HandWrittenRecord,
     Sent,
     Support,
@@ -19,8 +19,8 @@ from sla_pipeline_tests.integration.audit.scene import (
     faults,
     found,
     publish_by_hand,
-    say_published,
     sent_again,
+    set_published,
     waiting_records,
 )
 from sla_pipeline_tests.tickets import FIRST_RESPONSE_OVERDUE, NOW, make_ticket, make_tickets
@@ -30,7 +30,7 @@ STRANGER = "11111111-2222-4333-8444-555555555555"
 
 @pytest.fixture
 def waiting(support: Support, mark: Mark) -> list[str]:
-    """Four tickets, marked, their records not published; sequences 1 to 4."""
+    """Four marked tickets whose records are not published; sequences 1 to 4."""
     ids = make_tickets(support, 4, **FIRST_RESPONSE_OVERDUE)
     assert mark().processed_count == 4
     return ids
@@ -38,7 +38,7 @@ def waiting(support: Support, mark: Mark) -> list[str]:
 
 @pytest.fixture
 def in_one_partition(waiting: list[str], support: Support, topic: Topic) -> list[str]:
-    """The same, published, all in partition 0 at offsets 0 to 3."""
+    """The same tickets, published, all in partition 0 at offsets 0 to 3."""
     publish_by_hand(support, topic, lambda record: [record.as_sent(partition=0)])
     return waiting
 
@@ -213,7 +213,7 @@ def test_events_out_of_order_within_a_partition_are_counted_where_the_order_brea
 ) -> None:
     records = {record.seq: record for record in waiting_records(support)}
     topic.send(*(records[seq].as_sent(partition=0) for seq in (1, 4, 2, 3)))
-    say_published(support, topic, 4)
+    set_published(support, topic, 4)
     report = audit()
     assert found(report) == {"order_in_partition": 1}
     assert report.finding(Check.ORDER_IN_PARTITION).examples[0].seq == 2
@@ -224,7 +224,7 @@ def test_order_between_partitions_does_not_matter(
 ) -> None:
     records = {record.seq: record for record in waiting_records(support)}
     topic.send(*(records[seq].as_sent(partition=partition) for seq, partition in ((3, 0), (4, 0), (2, 1), (1, 2))))
-    say_published(support, topic, 4)
+    set_published(support, topic, 4)
     assert found(audit()) == {}
 
 
@@ -238,7 +238,7 @@ def test_order_between_partitions_does_not_matter(
         (b"other", b'{"seq": 5}'),
     ],
 )
-def test_a_progress_record_that_tells_nothing_is_found(
+def test_a_progress_record_without_a_sequence_is_found(
     audit: Audit, breached: list[str], topic: Topic, key: bytes, value: bytes
 ) -> None:
     topic.send_progress(value, key)
@@ -276,7 +276,7 @@ def test_a_lost_event_does_not_hide_behind_a_position_that_lags(
     assert faults(audit()) == {"record_without_event": 1, "record_ticket_without_event": 1}
 
 
-def test_every_sort_of_harm_at_once_is_counted_sort_by_sort(
+def test_faults_of_every_kind_at_once_are_counted_by_kind(
     audit: Audit, in_one_partition: list[str], support: Support, topic: Topic
 ) -> None:
     first, second, *_ = topic.events()

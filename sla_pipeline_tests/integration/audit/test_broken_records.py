@@ -1,4 +1,4 @@
-"""Harm done to marks and breach records: each sort is found, and nothing else is."""
+"""Faults of marks and breach records: each kind is found, and nothing else."""
 
 from datetime import timedelta
 
@@ -7,7 +7,14 @@ import pytest
 from sla_pipeline.audit.findings import Check, Example
 from sla_pipeline.breach import BreachKind
 from sla_pipeline_tests.integration.audit.conftest import Audit, Mark
-from sla_pipeline_tests.integration.audit.scene import Support, Topic, faults, found, publish_by_hand, record_by_hand
+from sla_pipeline_tests.integration.audit.fault_injection import (
+    Support,
+    Topic,
+    faults,
+    found,
+    publish_by_hand,
+    record_by_hand,
+)
 from sla_pipeline_tests.integration.conftest import Cycle
 from sla_pipeline_tests.tickets import (
     FIRST_RESPONSE_OVERDUE,
@@ -90,7 +97,7 @@ def test_a_second_record_of_a_ticket_is_found_and_so_is_its_event(
         "breached_at = breached_at + interval '1 second'",
     ],
 )
-def test_a_record_whose_columns_do_not_say_what_its_payload_says(
+def test_a_record_whose_columns_differ_from_its_payload(
     audit: Audit, breached: list[str], support: Support, damage: str
 ) -> None:
     support.execute(f"update support.ticket_sla_breaches set {damage} where seq = 2".encode())
@@ -171,7 +178,7 @@ def test_a_deadline_beyond_what_python_can_hold_proves_a_false_mark_too(
     assert faults(audit()) == {"false_breach": 1}
 
 
-def test_a_mark_by_somebody_else_has_no_record(audit: Audit, breached: list[str], support: Support) -> None:
+def test_a_mark_by_another_program_has_no_record(audit: Audit, breached: list[str], support: Support) -> None:
     ticket_id = make_ticket(support, number="TCK-1", sla_breached=True)
     report = audit()
     assert found(report) == {"mark_without_record": 1}

@@ -1,6 +1,4 @@
-"""What must not look broken: a run as it should be, and all that may happen to tickets, records and topic
-afterwards.
-"""
+"""States that are no fault: a normal run, and later changes of tickets, records and topic."""
 
 from datetime import timedelta
 
@@ -12,7 +10,7 @@ from sla_pipeline.errors import InputError, KafkaSetupError, KafkaUnavailable, P
 from sla_pipeline.kafka.settings import KafkaSettings
 from sla_pipeline.postgres.session import PostgresSettings
 from sla_pipeline_tests.integration.audit.conftest import Audit, Mark
-from sla_pipeline_tests.integration.audit.scene import Support, Topic, faults, found, publish_by_hand
+from sla_pipeline_tests.integration.audit.fault_injection import Support, Topic, faults, found, publish_by_hand
 from sla_pipeline_tests.integration.conftest import Cycle
 from sla_pipeline_tests.tickets import (
     FIRST_RESPONSE_OVERDUE,
@@ -169,11 +167,19 @@ def test_further_headers_are_no_difference(audit: Audit, mark: Mark, support: Su
     assert report.event_count == 1
 
 
-def test_a_login_without_rights_is_told_which_role_it_needs(
+def test_a_login_without_rights_gets_the_name_of_the_role(
     support: Support, kafka_settings: KafkaSettings, analyst: PostgresSettings
 ) -> None:
     support.execute("revoke select on support.ticket_sla_breaches from sla_analyst")
     with pytest.raises(PostgresSetupError, match=r"permission denied .* needs membership of role sla_analyst"):
+        verify(analyst, kafka_settings, now_utc=NOW)
+
+
+def test_a_login_under_row_level_security_gets_the_remedy_for_it(
+    support: Support, kafka_settings: KafkaSettings, analyst: PostgresSettings
+) -> None:
+    support.execute("alter table support.tickets enable row level security")
+    with pytest.raises(PostgresSetupError, match=r"alter role LOGIN bypassrls"):
         verify(analyst, kafka_settings, now_utc=NOW)
 
 
@@ -182,7 +188,7 @@ def test_a_topic_that_does_not_exist_is_named(analyst: PostgresSettings, kafka_s
         verify(analyst, KafkaSettings(kafka_settings.bootstrap_servers, topic="no-such-topic"), now_utc=NOW)
 
 
-def test_servers_that_are_away_are_told_apart(analyst: PostgresSettings, kafka_settings: KafkaSettings) -> None:
+def test_the_error_names_the_server_that_is_down(analyst: PostgresSettings, kafka_settings: KafkaSettings) -> None:
     with pytest.raises(KafkaUnavailable, match=r"Kafka at 127\.0\.0\.1:1 did not answer"):
         verify(analyst, KafkaSettings("127.0.0.1:1"), now_utc=NOW)
     with pytest.raises(PostgresUnavailable, match=r"127\.0\.0\.1:1 as user"):
@@ -198,13 +204,13 @@ def test_progress_rises_to_the_total(audit: Audit, cycle: Cycle, support: Suppor
     make_tickets(support, 12_000, **FIRST_RESPONSE_OVERDUE)
     cycle()
     cycle()
-    told: list[tuple[int, int]] = []
-    report = audit(on_progress=lambda done, total: told.append((done, total)))
+    calls: list[tuple[int, int]] = []
+    report = audit(on_progress=lambda done, total: calls.append((done, total)))
     assert report.record_count == 12_000
-    done, totals = [count for count, _ in told], {total for _, total in told[1:]}
+    done, totals = [count for count, _ in calls], {total for _, total in calls[1:]}
     assert done == sorted(done)
     assert done[0] == 0
     assert 10_000 in done
-    assert totals == {told[-1][0]}
+    assert totals == {calls[-1][0]}
     # records, events and the markers of transactions: two cycles, three partitions
-    assert told[-1][0] == 12_000 + 12_000 + 6
+    assert calls[-1][0] == 12_000 + 12_000 + 6

@@ -1,4 +1,4 @@
-"""An audit of a system that is at work: what is on its way must never look broken."""
+"""An audit beside running cycles: work in progress is never reported as a fault."""
 
 import threading
 import time
@@ -17,11 +17,12 @@ from sla_pipeline.monitor.runner import run_cycle
 from sla_pipeline.postgres.database import Database
 from sla_pipeline.postgres.session import PostgresSettings
 from sla_pipeline_tests.integration.audit.conftest import Audit
-from sla_pipeline_tests.integration.audit.scene import Support, Topic, faults, sent_again, utc_now
+from sla_pipeline_tests.integration.audit.fault_injection import Support, Topic, faults, sent_again, utc_now
 from sla_pipeline_tests.integration.conftest import Cycle
 from sla_pipeline_tests.tickets import MINUTE, make_tickets
 
-# where a cycle can be caught half done: marked and not published, produced and not committed, committed and not noted
+# steps after which a cycle is incomplete: marked and not published, produced and not committed, committed and not
+# recorded in Postgres
 _OPEN_STEPS = ("batch_written", "batch_committed", "begun", "produced", "flushed", "committed")
 
 
@@ -63,15 +64,13 @@ def test_cycles_between_any_two_reads_of_an_audit_leave_it_clean(audit: Audit, s
     assert report.positions.progress_seq_after == 20 * cycles
 
 
-class Pod:
-    """Cycles one after the other in a thread of their own, each step made longer, so that an audit meets every one of
-    them.
-    """
+class Worker:
+    """Runs cycles in a thread, with a pause after each step, so that audits meet all of them."""
 
     def __init__(self, worker_url: str, kafka_settings: KafkaSettings) -> None:
         self._database = Database(PostgresSettings(worker_url))
         self._relay = Relay(kafka_settings, on_step=self._dwell, transaction_limit=7)
-        self._enough = threading.Event()
+        self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._work)
         self.steps: set[str] = set()
         self.errors: list[str] = []
@@ -83,7 +82,7 @@ class Pod:
             time.sleep(0.03)
 
     def _work(self) -> None:
-        while not self._enough.is_set():
+        while not self._stopped.is_set():
             report = run_cycle(
                 self._database, self._relay, CycleInput(batch_size=5), clock=SystemClock(), on_step=self._dwell
             )
@@ -91,41 +90,41 @@ class Pod:
             self.published_count += report.published_count
 
     @contextmanager
-    def at_work(self) -> Iterator[None]:
-        """For the length of the block, and until the cycle under way has ended."""
+    def running(self) -> Iterator[None]:
+        """Run cycles during the block; return when the last one has ended."""
         self._thread.start()
         try:
             yield
         finally:
-            self._enough.set()
+            self._stopped.set()
             self._thread.join()
             self._relay.close()
             self._database.close()
 
 
 @pytest.fixture
-def pod(worker_url: str, kafka_settings: KafkaSettings) -> Pod:
+def worker(worker_url: str, kafka_settings: KafkaSettings) -> Worker:
     """A worker."""
-    return Pod(worker_url, kafka_settings)
+    return Worker(worker_url, kafka_settings)
 
 
-def test_audits_beside_a_pod_at_work_are_clean(audit: Audit, support: Support, pod: Pod) -> None:
+def test_audits_beside_a_worker_are_clean(audit: Audit, support: Support, worker: Worker) -> None:
     reports: list[AuditReport] = []
     waiting = 0
-    with pod.at_work():
+    with worker.running():
         while len(reports) < 12:
             new_breaches(support)
             report = audit(now_utc=utc_now())
             reports.append(report)
             waiting += report.positions.last_seq > report.positions.claimed_published
-    assert pod.errors == []
+    assert worker.errors == []
     assert [faults(report) for report in reports] == [{}] * 12
-    assert set(_OPEN_STEPS) <= pod.steps
-    # the audits did meet cycles half done
+    assert set(_OPEN_STEPS) <= worker.steps
+    # some audits ran during an incomplete cycle
     assert waiting > 0
     last = audit(now_utc=utc_now())
     assert faults(last) == {}
-    assert last.event_count == last.record_count == pod.published_count > 0
+    assert last.event_count == last.record_count == worker.published_count > 0
 
 
 def test_a_transaction_that_stays_open_ends_the_reading_with_an_explanation(

@@ -1,4 +1,4 @@
-"""Overdue and unmarked for longer than two minutes (SPEC 3.5): what counts, from when, and what is told apart."""
+"""Tickets overdue and unmarked for longer than two minutes (SPEC 3.5): which count, and from which moment."""
 
 from dataclasses import asdict, dataclass
 from datetime import datetime
@@ -9,7 +9,7 @@ import pytest
 from sla_pipeline.audit.findings import Check, Example
 from sla_pipeline.breach import judge
 from sla_pipeline_tests.integration.audit.conftest import Audit, Mark
-from sla_pipeline_tests.integration.audit.scene import Support, found
+from sla_pipeline_tests.integration.audit.fault_injection import Support, found
 from sla_pipeline_tests.integration.conftest import Cycle
 from sla_pipeline_tests.tickets import (
     FIRST_RESPONSE_OVERDUE,
@@ -44,9 +44,7 @@ def test_a_ticket_changed_a_moment_ago_may_have_become_overdue_just_then(audit: 
     assert found(audit(now_utc=NOW + HOUR)) == {"overdue_unmarked": 1}
 
 
-def test_rows_that_were_set_aside_are_listed_apart_and_count_all_the_same(
-    audit: Audit, support: Support, cycle: Cycle
-) -> None:
+def test_rows_that_were_set_aside_are_also_listed_separately(audit: Audit, support: Support, cycle: Cycle) -> None:
     bad = make_ticket(support, **FIRST_RESPONSE_OVERDUE, number="TCK-BAD", queue_id=None)
     assert len(cycle().errors) == 1
     missed = make_ticket(support, **FIRST_RESPONSE_OVERDUE, number="TCK-MISSED")
@@ -57,8 +55,8 @@ def test_rows_that_were_set_aside_are_listed_apart_and_count_all_the_same(
 
 
 @dataclass(frozen=True)
-class TicketLook:
-    """What the rule looks at."""
+class TicketFields:
+    """The fields that the rule reads."""
 
     status: str
     first_response_due_at: datetime | None
@@ -69,15 +67,15 @@ class TicketLook:
 
 
 def test_the_auditor_finds_exactly_what_the_rule_finds(audit: Audit, support: Support) -> None:
-    """Every combination of what the rule looks at, with deadlines around two minutes ago."""
+    """Every combination of these fields, with deadlines around two minutes ago."""
     due = [None, TWO_MINUTES_AGO - MICROSECOND, TWO_MINUTES_AGO, NOW]
     done = [None, NOW - HOUR]
     overdue = []
-    for look in starmap(
-        TicketLook, product(["New", "InWork", "OnHold", "Resolved"], due, done, due, done, [False, True])
+    for fields in starmap(
+        TicketFields, product(["New", "InWork", "OnHold", "Resolved"], due, done, due, done, [False, True])
     ):
-        ticket_id = make_ticket(support, **asdict(look))
-        if judge(look, TWO_MINUTES_AGO):
+        ticket_id = make_ticket(support, **asdict(fields))
+        if judge(fields, TWO_MINUTES_AGO):
             overdue.append(ticket_id)
     # New without a reply: 8; InWork the same, and 7 of the others whose resolution is overdue
     assert audit().finding(Check.OVERDUE_UNMARKED).count == len(overdue) == 8 + 8 + 7

@@ -1,8 +1,15 @@
-"""What has left the topic by retention is not lost; what is missing among the rest still is."""
+"""Events that left the topic by retention are not lost; others that are missing are."""
 
 from sla_pipeline.audit.findings import Check
 from sla_pipeline_tests.integration.audit.conftest import Audit, Mark
-from sla_pipeline_tests.integration.audit.scene import Support, Topic, faults, found, say_published, waiting_records
+from sla_pipeline_tests.integration.audit.fault_injection import (
+    Support,
+    Topic,
+    faults,
+    found,
+    set_published,
+    waiting_records,
+)
 from sla_pipeline_tests.tickets import FIRST_RESPONSE_OVERDUE, make_tickets
 
 
@@ -23,7 +30,7 @@ def test_only_what_is_below_the_first_event_kept_may_have_expired(
     topic.send(
         *(record.as_sent(partition=(record.seq - 1) % 3) for record in waiting_records(support) if record.seq != 11)
     )
-    say_published(support, topic, 12)
+    set_published(support, topic, 12)
     assert faults(audit()) == {"record_without_event": 1, "record_ticket_without_event": 1}
 
     # partition 0 begins with 7 now, so whatever is below 7 and missing may have been there
@@ -34,13 +41,13 @@ def test_only_what_is_below_the_first_event_kept_may_have_expired(
     assert report.finding(Check.RECORD_WITHOUT_EVENT).examples[0].seq == 11
 
 
-def test_a_lost_event_below_what_has_expired_cannot_be_told_from_it(
+def test_a_lost_event_below_what_has_expired_cannot_be_distinguished_from_it(
     audit: Audit, support: Support, mark: Mark, topic: Topic
 ) -> None:
     make_tickets(support, 6, **FIRST_RESPONSE_OVERDUE)
     mark()
     topic.send(*(record.as_sent(partition=record.seq % 2) for record in waiting_records(support) if record.seq != 2))
-    say_published(support, topic, 6)
+    set_published(support, topic, 6)
     assert faults(audit()) == {"record_without_event": 1, "record_ticket_without_event": 1}
     topic.expire({1: 1})
     assert found(audit()) == {"event_expired": 2}

@@ -1,4 +1,4 @@
-"""Records and events that fit each other, for tests that then bend them."""
+"""Records and events that match, for tests that alter them."""
 
 import uuid
 from datetime import UTC, datetime, timedelta
@@ -13,7 +13,7 @@ DUE_AT = NOW - timedelta(minutes=1)
 
 
 def record(seq: int, *, ticket_id: str | None = None, run: str = "run-1", is_old: bool = False) -> RecordRow:
-    """A sound record; its ticket's id is made from ``seq`` unless given."""
+    """A sound record; the default ticket id is derived from ``seq``."""
     ticket_id = ticket_id or str(uuid.UUID(int=0xABCDEF << 104 | seq << 64 | seq, version=4))
     event = event_json(
         Breach(BreachKind.RESOLUTION, DUE_AT),
@@ -41,7 +41,7 @@ def record(seq: int, *, ticket_id: str | None = None, run: str = "run-1", is_old
 
 
 def event_of(row: RecordRow, *, partition: int = 0, offset: int | None = None, **changes: Any) -> TopicEvent:
-    """The event of a record, but for ``changes``; its offset is its sequence unless given."""
+    """The event of a record, with ``changes``; the default offset is the sequence."""
     event = TopicEvent(
         partition,
         row.seq if offset is None else offset,

@@ -1,16 +1,15 @@
-"""What one message says."""
+"""Checks of one message or record against the contract."""
 
 import json
 
 import pytest
 
 from sla_pipeline.audit.contract import (
-    claimed_ticket,
+    claimed_ticket_id,
+    has_constant_headers,
     is_record_sound,
-    keeps_to_contract,
     sequence_of,
-    ticket_bytes,
-    ticket_text,
+    ticket_id_in,
     valid_event,
 )
 from sla_pipeline_tests.unit.audit.rows import event_of, record, with_headers, without_header
@@ -33,10 +32,10 @@ def test_anything_else_is_no_sequence(text: bytes | None) -> None:
 
 
 def test_a_ticket_s_id_has_one_spelling() -> None:
-    assert ticket_text(ticket_bytes(TICKET.encode()) or b"") == TICKET
+    assert ticket_id_in(TICKET.encode()) == TICKET
     for spelling in (TICKET.upper(), TICKET.replace("-", ""), f"{{{TICKET}}}", f"{TICKET}\n", TICKET[:-1], ""):
-        assert ticket_bytes(spelling.encode()) is None
-    assert ticket_bytes(None) is None
+        assert ticket_id_in(spelling.encode()) is None
+    assert ticket_id_in(None) is None
 
 
 def test_a_payload_by_the_contract_is_valid() -> None:
@@ -47,7 +46,7 @@ def test_a_payload_by_the_contract_is_valid() -> None:
 
 
 @pytest.mark.parametrize("priority", ["Urgent", "Срочно", "\u2028", "\u202e", "X" * 32])
-def test_a_priority_that_we_do_not_know_keeps_to_the_contract(priority: str) -> None:
+def test_an_unknown_priority_keeps_to_the_contract(priority: str) -> None:
     event = valid_event(json.dumps({**json.loads(record(1).payload), "Priority": priority}))
     assert event is not None
     assert event.priority == priority
@@ -84,28 +83,26 @@ def test_the_model_s_own_names_are_none_of_the_contract() -> None:
 
 
 @pytest.mark.parametrize("value", [None, b"", b"null", b"[]", b"\xff", b"{", b"[" * 100_000])
-def test_what_is_no_event_is_told_without_an_error(value: bytes | None) -> None:
+def test_a_payload_that_is_no_event_raises_no_error(value: bytes | None) -> None:
     assert valid_event(value) is None
     event = event_of(record(1), value=value)
-    assert not keeps_to_contract(event)
-    # the payload tells no ticket, so the key does
-    assert ticket_text(claimed_ticket(event) or b"") == record(1).ticket_id
+    # the payload has no ticket, the key has
+    assert claimed_ticket_id(event) == record(1).ticket_id
 
 
-def test_a_message_speaks_of_the_ticket_of_its_payload_before_that_of_its_key() -> None:
+def test_the_ticket_in_the_payload_takes_precedence_over_the_key() -> None:
     event = event_of(record(1), key=OTHER.encode())
-    assert ticket_text(claimed_ticket(event) or b"") == record(1).ticket_id
-    assert claimed_ticket(event._replace(value=b'{"TicketId": "\\ud800"}', key=b"nobody")) is None
+    assert claimed_ticket_id(event) == record(1).ticket_id
+    assert claimed_ticket_id(event._replace(value=b'{"TicketId": "\\ud800"}', key=b"nobody")) is None
 
 
-def test_the_contract_asks_for_key_and_constant_headers_too() -> None:
+def test_the_constant_headers_are_part_of_the_contract() -> None:
     event = event_of(record(1))
-    assert keeps_to_contract(event)
-    assert keeps_to_contract(with_headers(event, traceparent=b"00-ab"))
-    assert not keeps_to_contract(event._replace(key=OTHER.encode()))
+    assert has_constant_headers(event)
+    assert has_constant_headers(with_headers(event, traceparent=b"00-ab"))
     for name in ("event-type", "contract-version", "content-type"):
-        assert not keeps_to_contract(without_header(event, name))
-        assert not keeps_to_contract(event._replace(headers={**event.headers, name: b"other"}))
+        assert not has_constant_headers(without_header(event, name))
+        assert not has_constant_headers(event._replace(headers={**event.headers, name: b"other"}))
 
 
 @pytest.mark.parametrize(
@@ -119,6 +116,6 @@ def test_the_contract_asks_for_key_and_constant_headers_too() -> None:
         {"payload": "{}"},
     ],
 )
-def test_a_record_is_sound_when_its_columns_say_what_its_payload_says(changes: dict[str, object]) -> None:
+def test_a_record_is_sound_when_its_columns_equal_its_payload(changes: dict[str, object]) -> None:
     assert is_record_sound(record(1))
     assert not is_record_sound(record(1)._replace(**changes))  # type: ignore[arg-type]

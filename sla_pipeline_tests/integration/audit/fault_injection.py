@@ -1,7 +1,6 @@
-"""What a test breaks: events by a plain producer, marks and records by hand, the topic's beginning cut off.
+"""Fault injection as a foreign program, a script or a bug would cause it.
 
-What belongs here: doing harm, the way a foreign program, a script or a bug would. What does not: the audit, fixtures
-(``conftest.py``).
+Events by a plain producer, marks and records by SQL, expired beginnings of the topic.
 """
 
 from collections.abc import Callable, Iterable
@@ -24,17 +23,17 @@ Support = psycopg.Connection[Any]
 
 
 def found(report: AuditReport) -> dict[str, int]:
-    """All that an audit found, by the code of the check."""
+    """Counts of all findings, by the code of the check."""
     return {finding.check.code: finding.count for finding in report.findings if finding.count}
 
 
 def faults(report: AuditReport) -> dict[str, int]:
-    """The faults of it."""
+    """Counts of the faults."""
     return {f.check.code: f.count for f in report.findings if f.count and f.check.severity is Severity.FAULT}
 
 
 class Sent(NamedTuple):
-    """One event, to be sent by hand."""
+    """An event to send."""
 
     key: bytes | None
     value: bytes | None
@@ -43,22 +42,22 @@ class Sent(NamedTuple):
 
 
 def sent_again(event: ReceivedEvent, **changes: Any) -> Sent:
-    """An event of the topic, as it was but for ``changes``."""
+    """A copy of an event of the topic, with ``changes``."""
     return Sent(event.key, event.value, dict(event.headers), event.partition)._replace(**changes)
 
 
 class Topic:
-    """The event topic in the hands of somebody else than the relay."""
+    """Access to the event topic and the progress topic that bypasses the relay."""
 
     def __init__(self, settings: KafkaSettings) -> None:
         self._settings = settings
 
     def events(self) -> list[ReceivedEvent]:
-        """What is on it, in the order of the sequence."""
+        """The events on the topic, in the order of the sequence."""
         return sorted(read_events(self._settings), key=lambda event: int(event.headers.get("outbox-seq", b"0")))
 
     def send(self, *events: Sent) -> None:
-        """Plainly, without a transaction."""
+        """Send events without a transaction."""
         producer = Producer({"bootstrap.servers": self._settings.bootstrap_servers, "partitioner": "murmur2_random"})
         for event in events:
             producer.produce(
@@ -71,13 +70,13 @@ class Topic:
         assert producer.flush(20) == 0
 
     def send_progress(self, value: bytes, key: bytes = PROGRESS_KEY) -> None:
-        """A record onto the progress topic."""
+        """Send a record to the progress topic."""
         producer = Producer({"bootstrap.servers": self._settings.bootstrap_servers})
         producer.produce(self._settings.progress_topic, value, key, partition=0)
         assert producer.flush(20) == 0
 
     def transactional_producer(self) -> Producer:
-        """A producer with a transaction of its own, begun."""
+        """A producer with an open transaction of its own."""
         producer = Producer(
             {
                 "bootstrap.servers": self._settings.bootstrap_servers,
@@ -89,15 +88,15 @@ class Topic:
         return producer
 
     def expire(self, up_to: dict[int, int]) -> None:
-        """Move the first offset of partitions, as retention does. -1 is the end."""
+        """Move the first offset of partitions, as retention does; -1 is the end."""
         admin = AdminClient({"bootstrap.servers": self._settings.bootstrap_servers})
-        asked = [TopicPartition(self._settings.topic, partition, offset) for partition, offset in up_to.items()]
-        for future in admin.delete_records(asked).values():
+        offsets = [TopicPartition(self._settings.topic, partition, offset) for partition, offset in up_to.items()]
+        for future in admin.delete_records(offsets).values():
             future.result(20)
 
 
 class HandWrittenRecord(NamedTuple):
-    """One row of the outbox."""
+    """A row of the outbox."""
 
     seq: int
     ticket_id: str
@@ -105,7 +104,7 @@ class HandWrittenRecord(NamedTuple):
     payload: str
 
     def as_sent(self, **changes: Any) -> Sent:
-        """The event that the relay would send of it, but for ``changes``."""
+        """The event that the relay would send for the row, with ``changes``."""
         headers = dict(event_headers(correlation_id=self.correlation_id, outbox_seq=self.seq))
         return Sent(event_key(self.ticket_id), self.payload.encode(), headers)._replace(**changes)
 
@@ -124,15 +123,15 @@ def publish_by_hand(
     topic: Topic,
     alter: Callable[[HandWrittenRecord], Iterable[Sent]] = lambda record: [record.as_sent()],
 ) -> list[HandWrittenRecord]:
-    """Send what waits as ``alter`` makes it, and let both positions say that it is published; returns the records."""
+    """Send the waiting records as ``alter`` returns them, and set both positions; return the records."""
     records = waiting_records(support)
     topic.send(*(event for record in records for event in alter(record)))
-    say_published(support, topic, records[-1].seq)
+    set_published(support, topic, records[-1].seq)
     return records
 
 
-def say_published(support: Support, topic: Topic, seq: int) -> None:
-    """Let both positions stand at ``seq``."""
+def set_published(support: Support, topic: Topic, seq: int) -> None:
+    """Set both positions to ``seq``."""
     topic.send_progress(Progress.standing_at(seq, "0" * 32, "by hand").to_json())
     support.execute("update support.ticket_sla_relay set published_seq = %s where id = 1", (seq,))
 
@@ -146,9 +145,7 @@ def record_by_hand(
     due_at: datetime,
     breached_at: datetime = NOW,
 ) -> int:
-    """Mark a ticket and write its breach record in one transaction, as the job does, without asking the rule; returns
-    the sequence.
-    """
+    """Mark a ticket and write its breach record in one transaction, without the rule; return the sequence."""
     event = event_json(
         Breach(kind, due_at),
         ticket_id=ticket_id,

@@ -1,11 +1,11 @@
-"""Positions and the floor of retention."""
+"""Positions of both sides, and the sequence below which events may have expired."""
 
 import sys
 
 import pytest
 
 from sla_pipeline.audit.findings import Check, Positions, Tally
-from sla_pipeline.audit.settlement import expired_below, judge_positions
+from sla_pipeline.audit.positions import check_positions, expired_below
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ def test_what_may_have_expired_lies_below_the_first_sequence_kept(
     [
         (Positions(5, 5, 5, 5, 5), {}),
         (Positions(0, 0, 0, None, 0), {}),
-        # read one after the other while the job goes on, each may be ahead of the one before
+        # they are read one after the other while the job continues, so each may be ahead of the one before
         (Positions(3, 5, 8, 6, 9), {Check.POSTGRES_BEHIND_PROGRESS: 2}),
         (Positions(5, 3, 8, 3, 3), {Check.PROGRESS_BEHIND_POSTGRES: 2}),
         (Positions(5, 9, 8, 5, 9), {Check.POSTGRES_BEHIND_PROGRESS: 4, Check.PROGRESS_AHEAD_OF_SEQUENCE: 1}),
@@ -41,7 +41,7 @@ def test_what_may_have_expired_lies_below_the_first_sequence_kept(
 )
 def test_positions_contradict_each_other_or_do_not(positions: Positions, expected: dict[Check, int]) -> None:
     tally = Tally()
-    judge_positions(positions, tally)
+    check_positions(positions, tally)
     assert {finding.check: finding.count for finding in tally.findings({}) if finding.count} == expected
 
 

@@ -9,14 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sla_pipeline.audit import reconcile
 from sla_pipeline.audit.contract import RecordRow, TopicEvent
 from sla_pipeline.audit.findings import Check, Example, Tally
-from sla_pipeline.audit.ledger import Ledger
-from sla_pipeline.audit.settlement import settle
+from sla_pipeline.audit.reconcile import open_reconciliation
+from sla_pipeline.errors import ConfigurationError
 from sla_pipeline_tests.unit.audit.rows import event_of, record, with_headers, without_header
 
 ONE, TWO, THREE = record(1), record(2), record(3)
 STRANGER = record(900)
+CONSTANT_HEADERS = ("event_type", "contract_version", "content_type")
+NO_EVENTS = (None, b"", b"null", b"[]", b"\xff", b"{", b"[" * 100_000)
 
 
 def audited(
@@ -27,18 +30,21 @@ def audited(
     last_seq: int | None = None,
     expired_below: int = 0,
 ) -> Tally:
-    """All of an audit but the reading. ``published`` and ``last_seq`` are the last record's sequence unless given."""
+    """The whole comparison. The default of ``published`` and ``last_seq`` is the last record's sequence."""
     tally = Tally()
-    ledger = Ledger(tally)
-    last = 0
-    for row in records:
-        ledger.add_record(row)
-        last = row.seq
+    rows = list(records)
+    last = rows[-1].seq if rows else 0
     published = last if published is None else published
-    ledger.close_records(published_seq=published, last_seq=last if last_seq is None else last_seq)
-    for event in events:
-        ledger.add_event(event)
-    settle(ledger, tally, claimed_published=published, expired_below=expired_below)
+    with open_reconciliation() as reconciliation:
+        reconciliation.load_records(rows)
+        reconciliation.load_events(events)
+        reconciliation.compare(
+            tally,
+            published_seq=published,
+            last_seq=last if last_seq is None else last_seq,
+            claimed_published=published,
+            expired_below=expired_below,
+        )
     return tally
 
 
@@ -115,7 +121,7 @@ def test_an_event_that_is_its_record_s_and_no_event_by_the_contract_is_invalid()
     broken = TWO._replace(payload=TWO.payload.replace('"High"', '""'))
     tally = audited([ONE, broken], [event_of(ONE), event_of(broken)])
     assert found(tally) == {Check.RECORD_MALFORMED: 1, Check.EVENT_INVALID: 1}
-    # by the contract it may be an event all the same, only not of what the record's columns say
+    # the payload may be valid by the contract and still differ from the record's columns
     tally = audited([ONE, TWO._replace(number="TCK-9")], [event_of(ONE), event_of(TWO)])
     assert found(tally) == {Check.RECORD_MALFORMED: 1}
 
@@ -139,8 +145,27 @@ def test_a_foreign_event_is_found_by_sequence_and_by_ticket() -> None:
     assert finding.examples == (Example(STRANGER.ticket_id, None, 900, 0, 900),)
 
 
+@pytest.mark.parametrize(
+    ("event", "is_invalid"),
+    [
+        (event_of(STRANGER), False),
+        (with_headers(event_of(STRANGER), traceparent=b"00-ab"), False),
+        (event_of(STRANGER, key=ONE.ticket_id.encode()), True),
+        *((without_header(event_of(STRANGER), name.replace("_", "-")), True) for name in CONSTANT_HEADERS),
+        *((with_headers(event_of(STRANGER), **{name: b"other"}), True) for name in CONSTANT_HEADERS),
+        *((event_of(STRANGER, value=value), True) for value in NO_EVENTS),
+    ],
+)
+def test_an_event_without_a_record_is_valid_by_the_contract_alone(event: TopicEvent, is_invalid: bool) -> None:
+    assert found(audited([ONE], [event_of(ONE), event])) == {
+        Check.EVENT_WITHOUT_RECORD: 1,
+        Check.EVENT_TICKET_WITHOUT_RECORD: 1,
+        **({Check.EVENT_INVALID: 1} if is_invalid else {}),
+    }
+
+
 @pytest.mark.parametrize("text", [None, b"one", b"01"])
-def test_an_event_without_a_usable_sequence_has_a_ticket_all_the_same(text: bytes | None) -> None:
+def test_an_event_without_a_usable_sequence_still_has_a_ticket(text: bytes | None) -> None:
     again = (
         without_header(event_of(ONE, offset=2), "outbox-seq")
         if text is None
@@ -182,6 +207,22 @@ def test_a_record_that_waits_is_not_lost() -> None:
     assert lost == {Check.RECORD_WITHOUT_EVENT: 2, Check.RECORD_TICKET_WITHOUT_EVENT: 2}
 
 
+def test_an_event_without_a_sequence_does_not_hide_a_lost_one() -> None:
+    without_sequence = without_header(event_of(STRANGER), "outbox-seq")
+    assert found(audited([ONE, TWO], [event_of(ONE), without_sequence])) == {
+        Check.RECORD_WITHOUT_EVENT: 1,
+        Check.RECORD_TICKET_WITHOUT_EVENT: 1,
+        Check.EVENT_WITHOUT_SEQUENCE: 1,
+        Check.EVENT_TICKET_WITHOUT_RECORD: 1,
+    }
+    assert found(audited([ONE], [event_of(ONE)._replace(key=None, value=None, headers={})])) == {
+        Check.RECORD_WITHOUT_EVENT: 1,
+        Check.RECORD_TICKET_WITHOUT_EVENT: 1,
+        Check.EVENT_WITHOUT_SEQUENCE: 1,
+        Check.EVENT_INVALID: 1,
+    }
+
+
 def test_a_part_of_a_transaction_that_lies_across_the_end_is_no_loss() -> None:
     assert found(audited([ONE, TWO, THREE], [event_of(ONE), event_of(THREE)], published=1)) == {Check.RECORD_WAITING: 1}
 
@@ -197,18 +238,25 @@ def test_below_the_floor_of_retention_nothing_is_lost() -> None:
         }
 
 
-def test_the_first_sequence_of_each_partition_is_remembered() -> None:
-    ledger = Ledger(Tally())
-    for row in (ONE, TWO, THREE):
-        ledger.add_record(row)
-    for row, partition in ((TWO, 0), (ONE, 4), (THREE, 4), (STRANGER, 5)):
-        ledger.add_event(event_of(row, partition=partition))
-    assert ledger.first_seqs == {0: 2, 4: 1}
+def first_seqs(records: Iterable[RecordRow], events: Iterable[TopicEvent]) -> dict[int, int]:
+    """The first sequence of each partition."""
+    with open_reconciliation() as reconciliation:
+        reconciliation.load_records(records)
+        reconciliation.load_events(events)
+        return reconciliation.first_seqs()
 
 
-def test_order_is_judged_within_a_partition_by_the_event_before() -> None:
+def test_the_first_sequence_of_each_partition_is_known() -> None:
+    events = [
+        event_of(row, partition=partition, offset=offset)
+        for offset, (row, partition) in enumerate([(TWO, 0), (ONE, 4), (THREE, 4), (STRANGER, 5)])
+    ]
+    assert first_seqs([ONE, TWO, THREE], events) == {0: 2, 4: 1}
+
+
+def test_order_is_checked_within_a_partition_by_the_event_before() -> None:
     rows = [record(seq) for seq in range(1, 7)]
-    across = [event_of(row, partition=row.seq % 2, offset=row.seq) for row in reversed(rows)]
+    across = [event_of(row, partition=row.seq % 2, offset=offset) for offset, row in enumerate(reversed(rows))]
     assert found(audited(rows, across)) == {Check.ORDER_IN_PARTITION: 4}
     one_too_high = [event_of(rows[seq - 1], offset=offset) for offset, seq in enumerate([6, 1, 2, 3, 4, 5])]
     assert found(audited(rows, one_too_high)) == {Check.ORDER_IN_PARTITION: 1}
@@ -219,8 +267,7 @@ def test_a_forged_sequence_does_not_make_all_that_follows_look_out_of_order() ->
     assert Check.ORDER_IN_PARTITION not in found(audited([ONE, TWO], [forged, event_of(ONE), event_of(TWO)]))
 
 
-# -- against a comparison that keeps everything
-# ------------------------------------------------------------------------------------------
+# The same comparison by dictionaries in memory.
 
 RECORDS = [record(seq) for seq in range(1, 9)]
 _PARTITIONS = 2
@@ -236,8 +283,8 @@ events_of_any_kind = st.lists(
 )
 
 
-def plainly(records: Sequence[RecordRow], events: Sequence[TopicEvent]) -> Counter[Check]:
-    """The same by dictionaries of everything, for events whose payload and key agree with each other."""
+def expected_counts(records: Sequence[RecordRow], events: Sequence[TopicEvent]) -> Counter[Check]:
+    """The expected counts, for events whose payload and key agree with each other."""
     by_seq = {row.seq: row for row in records}
     tickets = {row.ticket_id for row in records}
     counts: Counter[Check] = Counter()
@@ -270,7 +317,7 @@ def plainly(records: Sequence[RecordRow], events: Sequence[TopicEvent]) -> Count
 
 
 @given(events_of_any_kind)
-def test_the_compact_comparison_finds_what_a_plain_one_finds(
+def test_sql_finds_what_dictionaries_find(
     choices: list[tuple[RecordRow, RecordRow | None, int]],
 ) -> None:
     events = [
@@ -278,20 +325,24 @@ def test_the_compact_comparison_finds_what_a_plain_one_finds(
         for offset, (row, headers_of, partition) in enumerate(choices)
     ]
     assert found(audited(RECORDS, events)) == {
-        check: count for check, count in plainly(RECORDS, events).items() if count
+        check: count for check, count in expected_counts(RECORDS, events).items() if count
     }
 
 
-def test_tickets_that_differ_in_their_last_bit_only_are_told_apart() -> None:
+def test_tickets_that_differ_in_their_last_bit_only_are_distinguished() -> None:
     """Ids that count up share their first bytes."""
     rows = [record(seq, ticket_id=str(uuid.UUID(int=2**127 + seq))) for seq in range(1, 50)]
     assert found(audited(rows, map(event_of, rows))) == {}
 
 
+def test_a_temporary_file_without_space_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reconcile, "_SETTINGS", ("pragma max_page_count = 20",))
+    with pytest.raises(ConfigurationError, match=r"database or disk is full.*SQLITE_TMPDIR"):
+        audited([record(seq) for seq in range(1, 1_000)], [])
+
+
 def test_an_event_published_again_by_recovery_stands_behind_higher_ones_without_fault() -> None:
-    """It is counted, and the order of the others is judged as if it were not there. Everything else about it counts as
-    ever.
-    """
+    """It is counted and left out of the order of the others; all other checks include it."""
     again = with_headers(event_of(ONE, offset=2), republished_by=b"recover-1")
     events = [event_of(TWO, offset=1), again, event_of(THREE, offset=3)]
     assert found(audited([ONE, TWO, THREE], events)) == {Check.EVENT_REPUBLISHED: 1}
@@ -304,11 +355,7 @@ def test_an_event_published_again_by_recovery_stands_behind_higher_ones_without_
 
 
 def test_an_event_published_again_is_not_the_first_of_its_partition() -> None:
-    """What stood before it may have had any sequence."""
-    ledger = Ledger(Tally())
-    for row in (ONE, TWO):
-        ledger.add_record(row)
-    ledger.add_event(with_headers(event_of(ONE, offset=1), republished_by=b"recover-1"))
-    assert ledger.first_seqs == {}
-    ledger.add_event(event_of(TWO, offset=2))
-    assert list(ledger.first_seqs.values()) == [2]
+    """Expired events before it may have had any sequence."""
+    again = with_headers(event_of(ONE, offset=1), republished_by=b"recover-1")
+    assert first_seqs([ONE, TWO], [again]) == {}
+    assert list(first_seqs([ONE, TWO], [again, event_of(TWO, offset=2)]).values()) == [2]
