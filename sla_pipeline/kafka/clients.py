@@ -11,14 +11,23 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, ThrottleEvent
-from confluent_kafka.admin import AdminClient, PartitionMetadata  # type: ignore[attr-defined]
+from confluent_kafka.admin import AdminClient, ClusterMetadata, PartitionMetadata  # type: ignore[attr-defined]
 
 from sla_pipeline.errors import SlaPipelineError
 from sla_pipeline.kafka import faults
 from sla_pipeline.kafka.deadline import Deadline
 from sla_pipeline.kafka.settings import KafkaSettings, admin_config, consumer_config, producer_config
 
-__all__ = ["ClientReports", "TransactionalProducer", "open_admin", "open_consumer", "partitions_of", "translated"]
+__all__ = [
+    "ANY_PARTITION",
+    "ClientReports",
+    "TransactionalProducer",
+    "cluster_with",
+    "open_admin",
+    "open_consumer",
+    "partitions_of",
+    "translated",
+]
 
 ANY_PARTITION = -1
 """The partitioner decides by the key."""
@@ -114,16 +123,22 @@ def open_admin(settings: KafkaSettings, reports: ClientReports) -> AdminClient:
         raise faults.configuration_fault(error, settings) from error
 
 
-def partitions_of(
-    client: AdminClient | Producer | Consumer, topic: str, timeout: float
-) -> dict[int, PartitionMetadata]:
-    """The partitions of a topic. Raises ``KafkaException``, also when the broker's answer leaves the topic out."""
-    found = client.list_topics(topic, timeout=timeout).topics.get(topic)
+def cluster_with(client: AdminClient | Producer | Consumer, topic: str, timeout: float) -> ClusterMetadata:
+    """Return the brokers and one topic. Raise ``KafkaException``, also when the broker's answer leaves the topic out."""
+    cluster = client.list_topics(topic, timeout=timeout)
+    found = cluster.topics.get(topic)
     if found is None:
         raise KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART, f"the answer does not hold topic {topic}"))
     if found.error:
         raise KafkaException(found.error)
-    return dict(found.partitions)
+    return cluster
+
+
+def partitions_of(
+    client: AdminClient | Producer | Consumer, topic: str, timeout: float
+) -> dict[int, PartitionMetadata]:
+    """Return the partitions of a topic. Raise what ``cluster_with`` raises."""
+    return dict(cluster_with(client, topic, timeout).topics[topic].partitions)
 
 
 @contextmanager

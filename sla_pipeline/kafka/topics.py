@@ -21,8 +21,9 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 )
 
 from sla_pipeline.errors import FailClosed, KafkaSetupError
-from sla_pipeline.kafka.clients import ClientReports, open_admin, partitions_of, translated
+from sla_pipeline.kafka.clients import ClientReports, cluster_with, open_admin, partitions_of, translated
 from sla_pipeline.kafka.deadline import Deadline
+from sla_pipeline.kafka.durability import IN_SYNC_REPLICAS, durability_gap, warn_of_gap
 from sla_pipeline.kafka.progress import PROGRESS_PARTITION, RECOVERY, Progress, ProgressReader, write_progress
 from sla_pipeline.kafka.refusals import ReplicasMissing, TopicConfig, require_replicas, require_usual_times, time_limits
 from sla_pipeline.kafka.settings import KafkaSettings
@@ -45,8 +46,6 @@ _NOT_YET_KNOWN = (
     KafkaError.OFFSET_NOT_AVAILABLE,
     KafkaError._NOENT,
 )
-# with three replicas, two must have an event before it counts: one broker may die without a loss or a stop
-_REPLICAS_FOR_TWO_IN_SYNC = 3
 # a broker that allows less than this could not even take one event with its headers
 _SMALLEST_EVENT_LIMIT_BYTES = 2_048
 # Kafka's default
@@ -59,15 +58,13 @@ _Answer = TypeVar("_Answer")
 
 @dataclass(frozen=True, slots=True)
 class EventTopic:
-    """What a check found out about the event topic; sizes in bytes, ``retention_ms`` -1 for ever.
+    """Settings of the event topic that publishing depends on.
 
-    ``time_limits`` are the settings that limit the time of an event, as name=value.
+    ``time_limits`` lists the settings that limit the time of an event, as name=value.
     """
 
     partition_count: int
     max_message_bytes: int
-    retention_ms: int
-    min_insync_replicas: int
     time_limits: str = ""
 
 
@@ -87,20 +84,25 @@ class TopicChecker:
         # half of the time at most, so that time is left to report the fault
         settling = Deadline(min(_SETTLING_SECONDS, deadline.remaining_seconds() / 2))
         try:
-            partitions = {topic: self._partitions(admin, topic, deadline) for topic in topics}
+            partitions, broker_ids = self._partitions(admin, topics, deadline)
             configs = self._configs(admin, topics, deadline)
             while True:
                 try:
-                    return _judged(self._settings, partitions, configs)
+                    event_topic = _validated(self._settings, partitions, configs)
+                    break
                 except ReplicasMissing:
                     if not settling.remaining_seconds():
                         raise
                 time.sleep(_SETTLING_POLL_SECONDS)
-                partitions = {topic: self._partitions(admin, topic, deadline) for topic in topics}
+                partitions, broker_ids = self._partitions(admin, topics, deadline)
         except BaseException:
-            # the next one tells afresh why it cannot connect
+            # A new client reports again why it cannot connect.
             self.close()
             raise
+        for topic in topics:
+            if gap := durability_gap(TopicConfig(topic, configs[topic]), partitions[topic], broker_ids):
+                warn_of_gap(gap)
+        return event_topic
 
     def _client(self) -> AdminClient:
         # not `or`: a client has a length, that of its queue, and so counts as false
@@ -108,9 +110,18 @@ class TopicChecker:
             self._admin = open_admin(self._settings, self._reports)
         return self._admin
 
-    def _partitions(self, admin: AdminClient, topic: str, deadline: Deadline) -> dict[int, PartitionMetadata]:
-        with translated(self._settings, "looking up the topics", self._reports, poll=admin.poll, topic=topic):
-            return partitions_of(admin, topic, deadline.timeout_seconds(_CALL_SECONDS))
+    def _partitions(
+        self, admin: AdminClient, topics: tuple[str, ...], deadline: Deadline
+    ) -> tuple[dict[str, dict[int, PartitionMetadata]], set[int]]:
+        """Return the partitions of each topic, and the ids of the brokers."""
+        partitions: dict[str, dict[int, PartitionMetadata]] = {}
+        broker_ids: set[int] = set()
+        for topic in topics:
+            with translated(self._settings, "looking up the topics", self._reports, poll=admin.poll, topic=topic):
+                cluster = cluster_with(admin, topic, deadline.timeout_seconds(_CALL_SECONDS))
+            partitions[topic] = cluster.topics[topic].partitions
+            broker_ids.update(cluster.brokers)
+        return partitions, broker_ids
 
     def _configs(self, admin: AdminClient, topics: tuple[str, ...], deadline: Deadline) -> dict[str, dict[str, str]]:
         resources = [ConfigResource(ResourceType.TOPIC, topic) for topic in topics]
@@ -162,7 +173,7 @@ def _answer(future: "Future[_Answer]", timeout: float) -> _Answer:
         raise KafkaException(KafkaError(KafkaError._TIMED_OUT, f"no answer after {timeout:.1f} s")) from error
 
 
-def _judged(
+def _validated(
     settings: KafkaSettings,
     partitions: Mapping[str, Mapping[int, PartitionMetadata]],
     configs: Mapping[str, Mapping[str, str]],
@@ -211,8 +222,6 @@ def _judged(
     return EventTopic(
         partition_count=len(partitions[settings.topic]),
         max_message_bytes=event.number("max.message.bytes"),
-        retention_ms=event.number("retention.ms"),
-        min_insync_replicas=event.number("min.insync.replicas"),
         time_limits=time_limits(event),
     )
 
@@ -236,7 +245,8 @@ def create_topics(settings: KafkaSettings, *, partitions: int = 3, replication_f
     deadline = Deadline(_ATTEMPT_SECONDS)
     reports = ClientReports()
     admin = open_admin(settings, reports)
-    in_sync = {"min.insync.replicas": "2"} if replication_factor >= _REPLICAS_FOR_TWO_IN_SYNC else {}
+    # One replica: the broker's default stays, since 1 would outlast a later increase of the replicas.
+    in_sync = {"min.insync.replicas": str(IN_SYNC_REPLICAS)} if replication_factor >= IN_SYNC_REPLICAS else {}
     wanted = [
         NewTopic(settings.topic, partitions, replication_factor, config={"cleanup.policy": "delete", **in_sync}),
         NewTopic(settings.progress_topic, 1, replication_factor, config={"cleanup.policy": "compact", **in_sync}),
