@@ -19,8 +19,9 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaExcepti
 
 from sla_pipeline.audit.contract import TopicEvent
 from sla_pipeline.errors import ConfigurationError, KafkaSetupError, KafkaUnavailable
+from sla_pipeline.kafka.client_config import consumer_config
 from sla_pipeline.kafka.headers import headers_of
-from sla_pipeline.kafka.settings import CLIENT_CONFIG_VARIABLE, KafkaSettings, consumer_config
+from sla_pipeline.kafka.settings import CLIENT_CONFIG_VARIABLE, KafkaSettings
 
 __all__ = ["Span", "our_error", "read_events", "read_progress_seq", "watermarks"]
 

@@ -55,7 +55,7 @@ class Diagnosis:
     foreign_progress: str = ""
 
     @property
-    def repairs(self) -> tuple[State, int, int, tuple[range, ...]]:
+    def plan(self) -> tuple[State, int, int, tuple[range, ...]]:
         """Everything that determines a repair."""
         return self.state, self.common_seq, self.position, self.missing
 

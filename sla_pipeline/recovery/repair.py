@@ -83,13 +83,13 @@ def repair(
     deadline = Deadline(_ATTEMPT_SECONDS)
     found: list[Diagnosis] = []
 
-    def mended() -> Progress | None:
+    def repair_behind_fence() -> Progress | None:
         """Behind the fence."""
         diagnosis, topic = _diagnosed(settings, outbox, deadline, behind_fence=True, on_progress=on_progress)
         found.append(diagnosis)
         if diagnosis.state is State.UNDECIDABLE:
             raise FailClosed(f"nothing was changed: {'; '.join(diagnosis.reasons)}. {RECOVERY}")
-        if confirmed is not None and diagnosis.repairs != confirmed.repairs:
+        if confirmed is not None and diagnosis.plan != confirmed.plan:
             raise FailClosed(
                 "the situation has changed since it was diagnosed, and nothing was changed; run `sla-pipeline "
                 "recover` again"
@@ -110,17 +110,17 @@ def repair(
             and not diagnosis.foreign_progress
         ):
             return None
-        return Progress.standing_at(diagnosis.position, digest, run_id)
+        return Progress.without_events(diagnosis.position, digest, run_id)
 
     with _locked(outbox):
-        write_progress(settings, deadline, mended)
+        write_progress(settings, deadline, repair_behind_fence)
         (diagnosis,) = found
         if diagnosis.state is State.EVENTS_MISSING and diagnosis.progress is not None:
             republish(
                 settings,
                 outbox,
                 diagnosis.missing,
-                standing=diagnosis.progress,
+                last_progress=diagnosis.progress,
                 run_id=run_id,
                 deadline=deadline,
                 on_progress=on_progress,
@@ -133,7 +133,7 @@ def _diagnosed(
 ) -> tuple[Diagnosis, TopicContents]:
     reader = ProgressReader(settings)
     try:
-        progress, foreign_progress = reader.look(deadline, behind_fence=behind_fence)
+        progress, foreign_progress = reader.read_with_foreign(deadline, behind_fence=behind_fence)
     finally:
         reader.close()
     topic = scan_topic(settings, on_progress=on_progress)

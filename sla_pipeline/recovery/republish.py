@@ -40,7 +40,7 @@ def republish(
     outbox: Outbox,
     missing: Sequence[range],
     *,
-    standing: Progress,
+    last_progress: Progress,
     run_id: str,
     deadline: Deadline,
     on_progress: OnProgress | None = None,
@@ -57,8 +57,8 @@ def republish(
         producer = TransactionalProducer(settings, largest_batch_bytes=largest_batch_bytes)
         try:
             with translated(settings, "publishing missing events again", producer.reports, topic=settings.topic):
-                standing = _transact(
-                    settings, outbox, producer, batch, standing=standing, run_id=run_id, deadline=deadline
+                last_progress = _transact(
+                    settings, outbox, producer, batch, last_progress=last_progress, run_id=run_id, deadline=deadline
                 )
         finally:
             producer.drop()
@@ -92,7 +92,7 @@ def _transact(
     producer: TransactionalProducer,
     records: Sequence[BreachRecord],
     *,
-    standing: Progress,
+    last_progress: Progress,
     run_id: str,
     deadline: Deadline,
 ) -> Progress:
@@ -104,7 +104,7 @@ def _transact(
         newest = reader.read(deadline)
     finally:
         reader.close()
-    if not outbox.holds_lock() or newest != standing:
+    if not outbox.holds_lock() or newest != last_progress:
         raise PublisherFenced(
             f"another publisher, or another `sla-pipeline recover`, has taken over meanwhile; records {records[0].seq} "
             f"to {records[-1].seq} and what follows were not published by this one, run it again"
@@ -116,7 +116,7 @@ def _transact(
             (REPUBLISHED_HEADER, run_id.encode()),
         ]
         _with_room(producer, deadline, settings.topic, record.payload, event_key(record.ticket_id), headers=headers)
-    written = Progress.standing_at(standing.seq, standing.digest, run_id)
+    written = Progress.without_events(last_progress.seq, last_progress.digest, run_id)
     _with_room(
         producer, deadline, settings.progress_topic, written.to_json(), PROGRESS_KEY, partition=PROGRESS_PARTITION
     )

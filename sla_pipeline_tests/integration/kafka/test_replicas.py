@@ -109,4 +109,4 @@ def test_a_transaction_log_that_cannot_be_created_is_a_fault_of_the_broker(own_b
         r"transaction\.state\.log\.replication\.factor=3 and the number of brokers is 1\. Start more brokers, or set "
         r".*factor=1 on them",
     ):
-        write_progress(settings, Deadline(2.0), lambda: Progress.standing_at(0, "", "test"))
+        write_progress(settings, Deadline(2.0), lambda: Progress.without_events(0, "", "test"))
