@@ -202,7 +202,10 @@ class TransactionalProducer:
         return self._producer
 
     def connect(self, timeout: float) -> None:
-        """Request both topics' metadata: opens the connection, without which ``fence`` waits 500 ms in half of all cases."""
+        """Request both topics' metadata, which opens the connection.
+
+        Without it, ``fence`` waits 500 ms in half of all cases.
+        """
         for topic in (self._settings.topic, self._settings.progress_topic):
             partitions_of(self._client, topic, timeout)
 

@@ -61,9 +61,9 @@ def waiting_records(progress: Progress, records: Sequence[BreachRecord], *, last
         in_postgres, published = record_digest(waiting[0]), progress.digest
         if in_postgres != published:
             raise FailClosed(
-                f"breach record {progress.seq} (ticket {waiting[0].ticket_id}, digest {in_postgres}) is not the one that was "
-                f"published under this sequence (digest {published}, run {progress.run} at {progress.at}): Postgres "
-                f"was restored from a backup and went on with other records. Nothing is published. {RECOVERY}"
+                f"breach record {progress.seq} (ticket {waiting[0].ticket_id}, digest {in_postgres}) is not the one "
+                f"that was published under this sequence (digest {published}, run {progress.run} at {progress.at}): "
+                f"Postgres was restored from a backup and went on with other records. Nothing is published. {RECOVERY}"
             )
         del waiting[0]
     for expected, record in enumerate(waiting, start=progress.seq + 1):

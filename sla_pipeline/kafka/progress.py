@@ -39,7 +39,10 @@ _Record = TypeVar("_Record")
 PROGRESS_KEY = b"progress"
 # The only partition: its order is the order of the transactions.
 PROGRESS_PARTITION = 0
-RECOVERY = 'docs/exactly-once.md, section "Recovery", describes the next step; `sla-pipeline recover` shows what is on the topic'
+RECOVERY = (
+    'docs/exactly-once.md, section "Recovery", has the next step; `sla-pipeline recover` shows what is on the topic'
+)
+"""Remedy at the end of every message of ``FailClosed``."""
 
 # Bounds each call; a healthy broker answers in milliseconds.
 _CALL_SECONDS = 8.0

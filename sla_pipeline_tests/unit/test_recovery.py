@@ -179,7 +179,7 @@ def test_a_database_restored_to_just_before_the_oldest_event() -> None:
         (compare(topic(*_FIVE), {}, last_seq=7, published_seq=5, progress=at(5)), "record 6 is missing from Postgres"),
         (
             compare(topic(), rows(*_FIVE), last_seq=5, published_seq=5, progress=at(9)),
-            "says that 9 is published, but no event nor record",
+            "states that 9 is published, but no event and no record",
         ),
         (
             compare(topic(*_FIVE), rows(*_FIVE) | {2: "other"}, last_seq=5, published_seq=5, progress=at(5)),
@@ -204,7 +204,6 @@ def test_what_cannot_be_told_is_not_guessed(found: Diagnosis, reason: str) -> No
 
 
 # --- missing events
-# -------------------------------------------------------------------------------------------------------------------
 
 
 def test_a_topic_made_anew_lacks_what_was_published_before() -> None:

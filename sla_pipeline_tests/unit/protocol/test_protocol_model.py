@@ -138,7 +138,6 @@ def is_made_whole_by_recovery(surroundings: Surroundings) -> Callable[[World], b
 
 
 # --- the protocol as built
-# ------------------------------------------------------------------------------------------------------------
 
 SPACES = {
     "none": Surroundings(tickets="abcd", takeover_count=5),
@@ -374,7 +373,6 @@ def test_a_restore_that_takes_back_only_what_was_not_published_stops_nothing() -
 
 
 # --- shortcuts
-# ------------------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
