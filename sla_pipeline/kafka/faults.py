@@ -273,8 +273,8 @@ def _refusal(fault: Fault, where: str, topic: str, at: str, context: ErrorContex
         case Fault.TIMESTAMP:
             return KafkaSetupError(
                 f"{where} refuses the time of an event of topic {topic} {at}, and does so until the cause is "
-                f"corrected. This machine's clock shows {datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC: correct its clock or "
-                f"the broker's, or raise the topic's limits ({context.time_limits or 'message.timestamp.*'})"
+                f"corrected. This machine's clock shows {datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC: correct its clock "
+                f"or the broker's, or raise the topic's limits ({context.time_limits or 'message.timestamp.*'})"
             )
         case Fault.RECORD_REFUSED:
             return KafkaSetupError(

@@ -138,7 +138,7 @@ def test_an_event_of_a_wrong_clock_is_refused_for_good(
         KafkaSetupError,
         match=rf"refuses the time of an event of topic {kafka_settings.topic} .*INVALID_TIMESTAMP.*until the cause "
         rf"is corrected\..*clock shows "
-        r"20.* UTC: set its clock or the broker's right, or raise the topic's limits "
+        r"20.* UTC: correct its clock or the broker's, or raise the topic's limits "
         r"\(.*message\.timestamp\.after\.max\.ms=3600000\)",
     ):
         publish(kafka_settings)
