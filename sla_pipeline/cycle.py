@@ -256,7 +256,7 @@ class CycleTotals:
 
     @classmethod
     def from_row(cls, row: Mapping[str, object]) -> Self:
-        """Return the totals of a journal row, as far as its columns tell them."""
+        """Return the totals of a journal row, as far as it has columns for them."""
         return cls(**{name: row[name] for name in _NUMBERS if name in cls.__dataclass_fields__})  # type: ignore[arg-type]
 
     def as_metadata(self) -> dict[str, int | float]:

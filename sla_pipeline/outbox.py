@@ -21,8 +21,8 @@ class BreachRecord(NamedTuple):
 class Outbox(Protocol):
     """Breach records in Postgres, over one direct session.
 
-    A session's lock does not survive a pooler in transaction mode. Each call is a transaction of its own and reads what is committed when it starts. Errors are raised as
-    ``SlaPipelineError``.
+    A session's lock does not survive a pooler in transaction mode. Each call is a transaction of its own and reads what
+    is committed when it starts. Errors are raised as ``SlaPipelineError``.
     """
 
     def try_lock(self) -> bool:
@@ -38,15 +38,15 @@ class Outbox(Protocol):
         ...
 
     def published_seq(self) -> int:
-        """Copy of the position: all records up to it are published."""
+        """Return the copy of the position: all records up to it are published."""
         ...
 
     def last_seq(self) -> int:
-        """Last sequence handed out: records 1 to it are committed."""
+        """Return the last sequence handed out: records 1 to it are committed."""
         ...
 
     def records_from(self, seq: int, limit: int) -> list[BreachRecord]:
-        """At most ``limit`` records with a sequence of at least ``seq``, in order."""
+        """Return at most ``limit`` records with a sequence of at least ``seq``, in order."""
         ...
 
     def advance(self, seq: int) -> None:

@@ -53,7 +53,7 @@ class SetAside:
         )
 
     def cells(self) -> Iterator[SetAsideCells]:
-        """The listed tickets, as texts for a table, a Markdown table or a line."""
+        """Yield the listed tickets, as texts for a table, a Markdown table or a line."""
         for ticket in self.tickets:
             yield SetAsideCells(
                 named(ticket.number),

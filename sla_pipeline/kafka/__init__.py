@@ -1,11 +1,12 @@
-"""Everything that talks to Kafka.
+"""Kafka: the exactly-once relay, both topics, and readers of the event topic.
 
-``relay`` publishes the outbox exactly once, by one ``takeover`` after another; ``progress`` is the record by which it
-knows how far it came, ``agreement`` compares that with Postgres, ``outbox`` says what it needs of Postgres. ``topics``
-creates and checks both topics, ``events`` reads the event topic as a consumer does. ``recovery`` mends what the relay
-refuses to guess, from what ``published`` finds on the topic. ``settings`` holds the settings and the client
-configurations, ``clients`` opens the clients, ``faults`` turns their errors into ours, ``deadline`` bounds an attempt
-in time.
+``relay`` publishes the outbox exactly once, by one ``takeover`` after another. ``progress`` is the record that holds
+the published position; ``consistency`` compares it with Postgres; ``pace`` sizes a transaction; ``hanging`` ends
+transactions that the broker never ended. ``topics`` creates and checks both topics, with ``refusals`` and
+``durability``. ``events`` reads the event topic as a consumer does; ``headers`` and ``foreign`` interpret its records.
+``settings`` holds the settings and the client configurations, ``clients`` opens the clients, ``faults`` translates
+their errors into ours, ``deadline`` bounds an attempt in time.
 
-What does not belong here: SQL. The relay and recovery see Postgres through protocols only.
+What belongs here: every call of the Kafka client, except the auditor's and recovery's. What does not: SQL. The relay
+sees Postgres through the protocol in ``sla_pipeline/outbox.py``; recovery is a room of its own.
 """

@@ -1,8 +1,4 @@
-"""Opens the clients of librdkafka, and keeps what they tell aside.
-
-What belongs here: making a client, its log, its last error, the life of a producer. What does not: what is said over
-it.
-"""
+"""Open the clients of librdkafka, and collect the errors and log lines that they report asynchronously."""
 
 import logging
 import re
@@ -11,52 +7,63 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, ThrottleEvent
-from confluent_kafka.admin import AdminClient, PartitionMetadata  # type: ignore[attr-defined]
+from confluent_kafka.admin import AdminClient, ClusterMetadata, PartitionMetadata  # type: ignore[attr-defined]
 
 from sla_pipeline.errors import SlaPipelineError
 from sla_pipeline.kafka import faults
+from sla_pipeline.kafka.client_config import admin_config, consumer_config, producer_config
 from sla_pipeline.kafka.deadline import Deadline
-from sla_pipeline.kafka.settings import KafkaSettings, admin_config, consumer_config, producer_config
+from sla_pipeline.kafka.settings import KafkaSettings
 
-__all__ = ["ClientReports", "TransactionalProducer", "open_admin", "open_consumer", "partitions_of", "translated"]
+__all__ = [
+    "ANY_PARTITION",
+    "ClientReports",
+    "TransactionalProducer",
+    "cluster_with",
+    "open_admin",
+    "open_consumer",
+    "partitions_of",
+    "translated",
+]
 
 ANY_PARTITION = -1
 """The partitioner decides by the key."""
 
-_log = logging.getLogger("sla_pipeline.kafka")
-# how long one look at the deliveries lasts at most; it ends with the last of them
+log = logging.getLogger(__name__)
+
+# Bounds one wait for deliveries, which ends with the last of them.
 _FLUSH_SECONDS = 0.2
-# after a failure: how long the callbacks that explain it are waited for
-_HEAR_SECONDS = 0.1
-_HEAR_TRIES = 3
-# Deliveries that failed because another one did: librdkafka empties its queue then, and on a busy machine reports these
-# first; a broker refuses a batch for one of its records, and calls the others invalid.
+# Bounds the wait for the callbacks that explain a failure.
+_DRAIN_SECONDS = 0.1
+_DRAIN_TRIES = 3
+# Codes of deliveries that failed because another one did: librdkafka purges its queue then, and on a busy machine
+# reports these first; a broker that refuses a batch for one record reports the others as invalid.
 _CONSEQUENCES = (
     KafkaError._PURGE_QUEUE,
     KafkaError._PURGE_INFLIGHT,
     KafkaError._INVALID_DIFFERENT_RECORD,
     KafkaError.INVALID_RECORD,
 )
-# the threads of a client take its records back at once; one that still looks up a name has sent none
+# Bounds a purge: it is immediate unless a thread is still resolving a host, and then nothing was sent.
 _PURGE_SECONDS = 2.0
 _QUIET_FACILITIES = {
-    # a setting of producers in the further settings makes every consumer warn, and the other way round
+    # A producer setting in the further settings makes every consumer warn, and a consumer setting every producer.
     "CONFWARN": logging.DEBUG,
-    # a coordinator that is just starting is asked again; what does not come to an end is told by the call that waits
-    # for it
+    # librdkafka retries a coordinator that is starting; a lasting failure is raised by the call that waits for it.
     "GETPID": logging.INFO,
-    # a broker that cannot be reached, or one that refuses a login: the same, with its reason
+    # An unreachable broker, or a refused login: raised by the call as well, with its reason.
     "FAIL": logging.INFO,
 }
-# how librdkafka words it that the other side closed a connection
+# librdkafka's word for a connection that the other side closed.
 _HUNG_UP = "Disconnected"
-# numbers in a line of librdkafka (milliseconds, ids of threads and clients) do not make it another line
+# Log lines that differ in numbers only (milliseconds, ids of threads and clients) count as the same line.
 _NUMBER = re.compile(r"\d+")
 
 
 class ClientReports:
-    """What one client tells between our calls. librdkafka reports a refused login here, while the call itself merely
-    times out.
+    """Errors, throttling and log lines that one client reports between our calls.
+
+    librdkafka reports a refused login here, while the call itself merely times out.
     """
 
     def __init__(self) -> None:
@@ -65,15 +72,18 @@ class ClientReports:
         self._seen: set[str] = set()
 
     def on_error(self, error: KafkaError) -> None:
-        """The client's ``error_cb``."""
-        self.error = faults.more_telling(self.error, error)
+        """Keep the most specific error: the client's ``error_cb``."""
+        self.error = faults.more_specific(self.error, error)
 
     def on_throttle(self, event: ThrottleEvent) -> None:
-        """The client's ``throttle_cb``: a quota of the broker holds the client back."""
+        """Keep the longest delay that a quota of the broker caused: the client's ``throttle_cb``."""
         self.throttled_seconds = max(self.throttled_seconds, event.throttle_time)
 
     def log(self, level: int, message: str, *arguments: object) -> None:
-        """The client's ``logger``: each line once per client, for a closed port is logged at every try to connect."""
+        """Log each line once per client: the client's ``logger``.
+
+        librdkafka logs a closed port at every attempt to connect.
+        """
         facility = str(arguments[0]) if arguments else ""
         line = message % arguments
         key = _NUMBER.sub("#", line)
@@ -85,10 +95,10 @@ class ClientReports:
             and _HUNG_UP in line
             and (self.error is None or self.error.code() == KafkaError._ALL_BROKERS_DOWN)
         ):
-            # reported as "0/1 brokers are down" otherwise: a listener that asks for TLS or a login closes the
-            # connection without a reason
+            # A listener that requires TLS or a login closes the connection without a reason; librdkafka would
+            # report only "0/1 brokers are down".
             self.on_error(KafkaError(KafkaError._TRANSPORT, line[line.index(_HUNG_UP) :]))
-        _log.log(_QUIET_FACILITIES.get(facility, level), "%s", line)
+        log.log(_QUIET_FACILITIES.get(facility, level), "%s", line)
 
 
 def _callbacks(reports: ClientReports) -> dict[str, Any]:
@@ -96,9 +106,9 @@ def _callbacks(reports: ClientReports) -> dict[str, Any]:
 
 
 def open_consumer(settings: KafkaSettings, reports: ClientReports, *, isolation_level: str) -> Consumer:
-    """A consumer that is given its partitions.
+    """Open a consumer whose partitions the caller assigns.
 
-    Raises ``ConfigurationError`` naming a setting that librdkafka refuses.
+    Raise ``ConfigurationError`` naming a setting that librdkafka refuses.
     """
     try:
         return Consumer({**consumer_config(settings, isolation_level=isolation_level), **_callbacks(reports)})
@@ -107,23 +117,29 @@ def open_consumer(settings: KafkaSettings, reports: ClientReports, *, isolation_
 
 
 def open_admin(settings: KafkaSettings, reports: ClientReports) -> AdminClient:
-    """An admin client. Raises ``ConfigurationError`` naming a setting that librdkafka refuses."""
+    """Open an admin client. Raise ``ConfigurationError`` naming a setting that librdkafka refuses."""
     try:
         return AdminClient({**admin_config(settings), **_callbacks(reports)})
     except KafkaException as error:
         raise faults.configuration_fault(error, settings) from error
 
 
-def partitions_of(
-    client: AdminClient | Producer | Consumer, topic: str, timeout: float
-) -> dict[int, PartitionMetadata]:
-    """The partitions of a topic. Raises ``KafkaException``, also when the broker's answer leaves the topic out."""
-    found = client.list_topics(topic, timeout=timeout).topics.get(topic)
+def cluster_with(client: AdminClient | Producer | Consumer, topic: str, timeout: float) -> ClusterMetadata:
+    """Return the brokers and one topic. Raise ``KafkaException``, also when the answer leaves the topic out."""
+    cluster = client.list_topics(topic, timeout=timeout)
+    found = cluster.topics.get(topic)
     if found is None:
         raise KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART, f"the answer does not hold topic {topic}"))
     if found.error:
         raise KafkaException(found.error)
-    return dict(found.partitions)
+    return cluster
+
+
+def partitions_of(
+    client: AdminClient | Producer | Consumer, topic: str, timeout: float
+) -> dict[int, PartitionMetadata]:
+    """Return the partitions of a topic. Raise what ``cluster_with`` raises."""
+    return dict(cluster_with(client, topic, timeout).topics[topic].partitions)
 
 
 @contextmanager
@@ -136,38 +152,36 @@ def translated(
     topic: str | None = None,
     required_rights: str = "",
 ) -> Iterator[None]:
-    """Raises our error for one of librdkafka's.
+    """Raise our error in place of one of librdkafka's.
 
-    ``poll`` is the client's own, called once so that it can tell what it has to tell.
+    ``poll`` is the client's own, called once so that pending callbacks run.
     """
     try:
         yield
     except Exception as error:
         if poll is not None:
             poll(0)
-        ours = faults.translate(
-            error,
-            faults.Scene(
-                settings,
-                doing,
-                reports.error,
-                topic,
-                throttled_seconds=reports.throttled_seconds,
-                required_rights=required_rights,
-            ),
+        context = faults.ErrorContext(
+            settings,
+            doing,
+            reports.error,
+            topic,
+            throttled_seconds=reports.throttled_seconds,
+            required_rights=required_rights,
         )
-        if ours is None or ours is error:
+        own_error = faults.translate(error, context)
+        if own_error is None or own_error is error:
             raise
-        raise ours from error
+        raise own_error from error
 
 
 class TransactionalProducer:
     """One producer for one transaction, never used again afterwards.
 
-    ``drop`` lets it go without a word to the broker: no abort, no flush, no close. Those take up to 20 s after a
-    failure and may act on a transaction whose outcome is unknown; the next publisher's fence settles it. The producer
-    is held nowhere else, not even in the frames of a traceback that somebody keeps, so that its background threads end
-    there and then. Time-outs are in seconds; the methods raise what librdkafka raises.
+    ``drop`` discards it without any request to the broker: no abort, no flush, no close. Those take up to 20 s after a
+    failure and may act on a transaction whose outcome is unknown; the next publisher's fence ends it. No other object
+    refers to the producer, not even the frames of a kept traceback, so that its background threads end at once.
+    Timeouts are in seconds; the methods raise what librdkafka raises.
     """
 
     def __init__(self, settings: KafkaSettings, *, largest_batch_bytes: int | None = None) -> None:
@@ -194,16 +208,19 @@ class TransactionalProducer:
         return self._producer
 
     def connect(self, timeout: float) -> None:
-        """Looks up both topics: brings the connection up, without which ``fence`` waits 500 ms in half of all cases."""
+        """Request both topics' metadata, which opens the connection.
+
+        Without it, ``fence`` waits 500 ms in half of all cases.
+        """
         for topic in (self._settings.topic, self._settings.progress_topic):
             partitions_of(self._client, topic, timeout)
 
     def fence(self, timeout: float) -> None:
-        """Shuts out every earlier publisher; returns when whatever one had left open is committed or aborted."""
+        """Fence every earlier publisher; return when a transaction that one left open is committed or aborted."""
         self._client.init_transactions(timeout)
 
     def begin(self) -> None:
-        """Begins the one transaction."""
+        """Begin the one transaction."""
         self._client.begin_transaction()
 
     def produce(
@@ -215,51 +232,50 @@ class TransactionalProducer:
         headers: Sequence[tuple[str, bytes]] = (),
         partition: int = ANY_PARTITION,
     ) -> None:
-        """Hands a record over.
+        """Queue a record.
 
-        Any raise means that the record is not in the transaction, which must not be committed then.
+        Any exception means that the record is not in the transaction, which must not be committed then.
         """
         self._client.produce(topic, value, key, partition=partition, headers=list(headers))
 
     def deliver(self, timeout: float) -> None:
-        """Waits until the broker has every record. Raises ``KafkaException`` for a failed one, or one left over."""
-        patience = Deadline(timeout)
+        """Wait until the broker has every record. Raise ``KafkaException`` for a failed or an undelivered one."""
+        deadline = Deadline(timeout)
         while (left_count := self._client.flush(_FLUSH_SECONDS)) or self._failed:
             if self._failed:
-                # what is left is not even sent any more, and would be waited for in vain
+                # The remaining records are not sent any more; waiting for them would be in vain.
                 self._await_cause()
                 raise KafkaException(self._first_failure)
-            if not patience.remaining_seconds():
+            if not deadline.remaining_seconds():
                 raise KafkaException(
                     KafkaError(KafkaError._MSG_TIMED_OUT, f"{left_count} records undelivered after {timeout:.1f} s")
                 )
 
     @property
     def _first_failure(self) -> KafkaError | None:
-        """The first failed delivery that is no consequence of another one; else the first."""
+        """First failed delivery that is no consequence of another one; else the first."""
         errors = [error for error, _ in self._failed]
         return next((error for error in errors if error.code() not in _CONSEQUENCES), errors[0] if errors else None)
 
     def _await_cause(self) -> None:
-        for _ in range(_HEAR_TRIES):
+        for _ in range(_DRAIN_TRIES):
             if self._first_failure is not None and self._first_failure.code() not in _CONSEQUENCES:
                 return
-            self._client.poll(_HEAR_SECONDS)
+            self._client.poll(_DRAIN_SECONDS)
 
     def commit(self, timeout: float) -> None:
-        """Commits the transaction. An error tells nothing about whether it is committed."""
+        """Commit the transaction. An error does not show whether it is committed."""
         self._client.commit_transaction(timeout)
 
     @property
-    def told(self) -> KafkaError | None:
-        """What the client told besides the error of a call: a fatal error, else the first failed delivery, else its
-        last report.
-        """
+    def reported_error(self) -> KafkaError | None:
+        """Error reported besides that of a call: a fatal one, else the first failed delivery, else the last report."""
         return self._fatal or self._first_failure or self.reports.error
 
     def failed_keys(self) -> list[bytes]:
-        """The keys of the records whose delivery failed first, and of those that failed alike; the rest fell with
-        their transaction.
+        """Return the keys of the records that failed with the code of the first failure.
+
+        The others failed with their transaction.
         """
         first = self._first_failure
         return [
@@ -268,33 +284,33 @@ class TransactionalProducer:
             if first is not None and error.code() == first.code()
         ]
 
-    def hear(self) -> None:
-        """Lets the client tell what it has to tell, after a failure and before ``drop``; never raises.
+    def drain_callbacks(self) -> None:
+        """Run pending callbacks after a failure, before ``drop``; never raises.
 
-        In a fatal state every call raises the reason, though perhaps as a ``SystemError`` that holds none at first.
+        In a fatal state every call raises the reason, though the first may raise a ``SystemError`` without one.
         """
-        for _ in range(_HEAR_TRIES):
+        for _ in range(_DRAIN_TRIES):
             try:
-                self._client.poll(_HEAR_SECONDS)
-            except Exception as error:  # noqa: BLE001 - the failure itself is already on its way to the caller
+                self._client.poll(_DRAIN_SECONDS)
+            except Exception as error:  # noqa: BLE001 - the failure itself is already being raised
                 self._fatal = faults.client_error_of(error)
                 if self._fatal is None:
                     continue
             return
 
     def drop(self) -> None:
-        """Lets the producer go. May be called again.
+        """Discard the producer. May be called again.
 
-        Its records are taken back first, so that no answer to one comes while it ends: librdkafka 2.16 frees the text
-        of its transaction's error then, and an answer that says "fenced" frees it a second time, which aborts the
+        Its records are purged first, so that no reply to one arrives while it ends: librdkafka 2.16 frees the text of
+        its transaction's error then, and a reply with the code "fenced" frees it a second time, which aborts the
         process.
         """
         producer, self._producer = self._producer, None
         if producer is None or not len(producer):
             return
         producer.purge()
-        # purge does not wait, whatever its "blocking" says: the client passes that on the wrong way round
-        patience = Deadline(_PURGE_SECONDS)
-        while len(producer) and patience.remaining_seconds():
+        # purge never waits: the client inverts its argument "blocking".
+        deadline = Deadline(_PURGE_SECONDS)
+        while len(producer) and deadline.remaining_seconds():
             with suppress(Exception):
-                producer.poll(_HEAR_SECONDS)
+                producer.poll(_DRAIN_SECONDS)

@@ -1,8 +1,7 @@
-"""Do Postgres and Kafka tell the same story? The comparison that comes before every transaction; pure.
+"""Consistency of Postgres and the progress record, checked before every transaction; pure.
 
-What belongs here: the numbers, the digest and the words of a contradiction. What does not: reading them, or mending
-them (``recovery.py``). A contradiction is never resolved by taking the larger or the smaller number: either choice
-doubles or loses events.
+A contradiction is never resolved by taking the larger or the smaller number: either choice doubles or loses events.
+``sla_pipeline/recovery`` repairs it.
 """
 
 from collections.abc import Sequence
@@ -15,20 +14,20 @@ __all__ = ["require_agreement", "require_progress", "waiting_records"]
 
 
 def require_progress(progress: Progress | None, topic: str) -> Progress:
-    """The progress record. Raises ``FailClosed`` when there is none: an empty topic is a lost one, never a new one.
+    """Return the progress record. Raise ``FailClosed`` when there is none.
 
-    A new topic holds a record with sequence 0 from its creation on.
+    An empty topic is a lost one, never a new one: a new topic holds a record with sequence 0 from its creation on.
     """
     if progress is None:
         raise FailClosed(
-            f"topic {topic} holds no progress record, so it was emptied, or deleted and made anew, and what was "
+            f"topic {topic} holds no progress record, so it was emptied, or deleted and re-created, and what was "
             f"published before is not known. Nothing is published. {RECOVERY}"
         )
     return progress
 
 
 def require_agreement(progress: Progress, *, published_before: int, last_seq: int) -> None:
-    """Raises ``FailClosed`` when the three positions cannot be true together.
+    """Raise ``FailClosed`` when the three positions contradict each other.
 
     ``published_before`` was read from Postgres before the progress record, ``last_seq`` after it. All three only grow,
     so in this order a contradiction is never a race with another publisher.
@@ -41,16 +40,16 @@ def require_agreement(progress: Progress, *, published_before: int, last_seq: in
     if progress.seq < published_before:
         raise FailClosed(
             f"Postgres knows that sequence {published_before} is published, but Kafka's progress is at {progress.seq}: "
-            "the progress topic was probably deleted and made anew, or this is another Kafka. Nothing is published. "
+            "the progress topic was probably deleted and re-created, or this is another Kafka. Nothing is published. "
             f"{RECOVERY}"
         )
 
 
 def waiting_records(progress: Progress, records: Sequence[BreachRecord], *, last_seq: int) -> list[BreachRecord]:
-    """The records to publish: those after ``progress``, in order, without a gap.
+    """Return the records to publish: those after ``progress``, in order, without a gap.
 
-    ``records`` are read from row ``progress.seq`` on. Raises ``FailClosed`` when that row is missing or is not the one
-    that was published, or when the sequence has a hole.
+    ``records`` start at row ``progress.seq``. Raise ``FailClosed`` when that row is missing or is not the one that was
+    published, or when the sequence has a gap.
     """
     waiting = list(records)
     if progress.seq:
@@ -59,12 +58,12 @@ def waiting_records(progress: Progress, records: Sequence[BreachRecord], *, last
                 f"breach record {progress.seq}, the last one published, is gone from Postgres: housekeeping must never "
                 f"delete it, so the table was emptied or restored. Nothing is published. {RECOVERY}"
             )
-        ours, published = record_digest(waiting[0]), progress.digest
-        if ours != published:
+        in_postgres, published = record_digest(waiting[0]), progress.digest
+        if in_postgres != published:
             raise FailClosed(
-                f"breach record {progress.seq} (ticket {waiting[0].ticket_id}, digest {ours}) is not the one that was "
-                f"published under this sequence (digest {published}, run {progress.run} at {progress.at}): Postgres "
-                f"was restored from a backup and went on with other records. Nothing is published. {RECOVERY}"
+                f"breach record {progress.seq} (ticket {waiting[0].ticket_id}, digest {in_postgres}) is not the one "
+                f"that was published under this sequence (digest {published}, run {progress.run} at {progress.at}): "
+                f"Postgres was restored from a backup and went on with other records. Nothing is published. {RECOVERY}"
             )
         del waiting[0]
     for expected, record in enumerate(waiting, start=progress.seq + 1):

@@ -1,7 +1,4 @@
-"""One bound in time for a whole attempt, shared by all its calls.
-
-What does not belong here: how long any attempt may take; its caller says so.
-"""
+"""One time limit for a whole attempt, shared by all its calls."""
 
 import time
 from collections.abc import Callable
@@ -12,7 +9,7 @@ __all__ = ["Deadline"]
 
 
 class Deadline:
-    """Counts down from ``seconds``. Calls that each limp below their own time-out still end together in time."""
+    """Countdown from ``seconds``: calls that each stay just below their own timeout still end together in time."""
 
     def __init__(self, seconds: float, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._seconds = seconds
@@ -20,11 +17,14 @@ class Deadline:
         self._end = clock() + seconds
 
     def remaining_seconds(self) -> float:
-        """What is left, never negative."""
+        """Return the time left, never negative."""
         return max(0.0, self._end - self._clock())
 
     def timeout_seconds(self, at_most: float) -> float:
-        """The time-out of the next call: ``at_most``, or what is left. Raises ``KafkaUnavailable`` when nothing is."""
+        """Return the timeout of the next call: ``at_most``, or the time left.
+
+        Raise ``KafkaUnavailable`` when no time is left.
+        """
         remaining = self.remaining_seconds()
         if not remaining:
             raise KafkaUnavailable(

@@ -1,7 +1,6 @@
-"""Reads the event topic as a consumer does: committed events only, every partition, no group, nothing remembered (SPEC 7.2).
+"""Read the event topic as a consumer does: committed events, every partition, no group, no stored offset (SPEC 7.2).
 
-For ``tail``, for the replay's comparison, for recovery. What belongs here: bytes and where they stood. What does not:
-what they say.
+Used by ``tail``, by the replay's comparison and by recovery.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,25 +18,26 @@ from sla_pipeline.kafka.topics import end_offsets
 __all__ = ["OnProgress", "ReceivedEvent", "read_events"]
 
 OnProgress = Callable[[int, int], None]
-"""Called after each piece with the records read and the records there were at the start; the latter counts transaction
-markers too.
+"""Called after each batch with the number of records read, and of those on the topic at the start.
+
+The latter counts transaction markers too.
 """
 
-# the time for finding out where the partitions end
+# Bounds the look-up of the partitions' ends; a healthy broker answers in milliseconds.
 _OPENING_SECONDS = 20.0
-# longer than the broker needs to abort a dead publisher's transaction (timeout 30 s, scanned for every 10 s): then it
-# is not a crash
+# Bounds reading without progress. A broker aborts a dead publisher's transaction within 40 s (timeout 30 s, scan every
+# 10 s), so a longer stall is not a crash.
 _STALL_SECONDS = 60.0
-# events taken from the client at once, and the longest wait for that many: at the end of a topic it is always waited
-# out
-_PIECE = 1_000
-_PIECE_SECONDS = 0.05
+# Bounds one batch: records taken from the client at once, and the wait for that many, which is always used up at the
+# end of a topic.
+_BATCH = 1_000
+_BATCH_SECONDS = 0.05
 
 
 class ReceivedEvent(NamedTuple):
-    """A committed record. ``timestamp_ms`` counts from 1970; a header, key or value that is null is empty here.
+    """A committed record. ``timestamp_ms`` counts from 1970; a null header, key or value is empty here.
 
-    ``headers`` is empty where the client cannot read their names; no event of this package has such.
+    ``headers`` is empty where the client cannot read their names, which no event of this package has.
     """
 
     partition: int
@@ -56,13 +56,13 @@ def read_events(
     on_progress: OnProgress | None = None,
     stall_seconds: float = _STALL_SECONDS,
 ) -> Iterator[ReceivedEvent]:
-    """The events of the topic, in order within a partition; up to what was there at the start, or for ever with ``follow``.
+    """Yield the events of the topic, in order within a partition, up to its end at the start.
 
-    Without ``follow`` nothing is returned from the end of a partition at the start on, however much is written
-    meanwhile. Memory is bounded, whatever the topic holds. The first event is waited for inside the first ``next``, and
-    so are errors: raises ``KafkaSetupError`` (no topic, no right, records gone while reading), ``KafkaUnavailable`` (no
-    answer, or no progress for ``stall_seconds`` although there is more: a transaction that is still open holds it
-    back).
+    With ``follow`` it never ends. Without it, records written after the start are not returned. Memory is bounded,
+    whatever the topic holds. The topic is opened in the first ``next``, which also raises the errors of opening.
+
+    Raise ``KafkaSetupError`` (no topic, no right, records gone while reading) or ``KafkaUnavailable`` (no answer, or no
+    progress for ``stall_seconds`` before the end: an open transaction holds the rest back).
     """
     reports = ClientReports()
     admin = open_admin(settings, reports)
@@ -70,7 +70,7 @@ def read_events(
     consumer = open_consumer(settings, reports, isolation_level="read_committed")
     try:
         with translated(settings, "reading events", reports):
-            # the partitions' leaders first: assigned without knowing them, a consumer waits 500 ms before it asks again
+            # Fetch the partitions' leaders first: assigned without them, a consumer waits 500 ms before it retries.
             consumer.list_topics(settings.topic, timeout=_OPENING_SECONDS)
             consumer.assign(
                 [
@@ -95,16 +95,16 @@ def _received(
     on_progress: OnProgress | None,
     stall_seconds: float,
 ) -> Iterator[ReceivedEvent]:
-    """``missing`` maps the partitions that are not read to their end to that end; it is used up."""
+    """Yield events; ``missing`` maps partitions still to be read to their end offset, and is emptied meanwhile."""
     total = sum(missing.values())
     ends = {} if follow else dict(missing)
     read_count = 0
     positions: dict[int, int] = {}
-    patience = Deadline(stall_seconds)
+    stall_deadline = Deadline(stall_seconds)
     while missing or follow:
         events = []
         moved = False
-        for message in consumer.consume(_PIECE, _PIECE_SECONDS):
+        for message in consumer.consume(_BATCH, _BATCH_SECONDS):
             partition, position = _position_after(message)
             if positions.get(partition, -1) < position:
                 positions[partition] = position
@@ -114,28 +114,28 @@ def _received(
             if position >= missing.get(partition, position + 1):
                 del missing[partition]
                 if not follow:
-                    # what is written from now on is not fetched
+                    # Records written from now on are not fetched.
                     consumer.pause([TopicPartition(settings.topic, partition)])
         read_count += len(events)
         yield from events
         if on_progress is not None and events:
             on_progress(read_count, total)
         if moved:
-            patience = Deadline(stall_seconds)
-        elif missing and not patience.remaining_seconds():
+            stall_deadline = Deadline(stall_seconds)
+        elif missing and not stall_deadline.remaining_seconds():
             partition, end = next(iter(missing.items()))
             raise KafkaUnavailable(
                 f"topic {settings.topic} on Kafka at {settings.bootstrap_servers} stands still: partition {partition} "
                 f"is readable to offset {positions.get(partition, 0)} of {end} only. Either a transaction is open "
-                "there, which the broker aborts after its time-out (kafka-transactions.sh find-hanging shows one that "
+                "there, which the broker aborts after its timeout (kafka-transactions.sh find-hanging shows one that "
                 "it does not), or the broker does not answer"
             )
 
 
 def _position_after(message: Message) -> tuple[int, int]:
-    """The partition and the offset up to which it is read with ``message``.
+    """Return the partition, and the offset up to which it is read with ``message``.
 
-    Raises ``KafkaException`` for an error that is not its end.
+    Raise ``KafkaException`` for an error that is not the end of the partition.
     """
     error = message.error()
     partition, offset = message.partition() or 0, message.offset() or 0

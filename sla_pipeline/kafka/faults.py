@@ -1,8 +1,7 @@
-"""What an error of librdkafka means, in our words: one small hierarchy, each message with the address, the topic and the remedy.
+"""Translate errors of librdkafka into ours: each message has the address, the topic and the remedy.
 
-What belongs here: pure functions on errors, testable without a server. What does not: deciding whether a transaction
-was committed. No error tells that (the same time-out was seen for either outcome); the next attempt reads it back from
-the progress topic.
+Pure functions, testable without a server. None decides whether a transaction was committed, because no error shows it
+(the same timeout was seen for either outcome); the next attempt reads it back from the progress topic.
 """
 
 import json
@@ -19,19 +18,19 @@ from sla_pipeline.outbox import BreachRecord
 from sla_pipeline.quoting import named
 
 __all__ = [
+    "ErrorContext",
     "Fault",
-    "Scene",
     "classify",
     "client_error_of",
     "configuration_fault",
     "described_record",
-    "more_telling",
+    "more_specific",
     "translate",
 ]
 
 
 class Fault(Enum):
-    """What the reader of the message has to do something about."""
+    """Fault categories, one per remedy."""
 
     CREDENTIALS = auto()
     AUTHORIZATION = auto()
@@ -93,18 +92,18 @@ _FAULT_BY_TEXT = {
     "fenced by a newer instance": Fault.FENCED,
     "SSL handshake failed": Fault.CREDENTIALS,
 }
-# an error that a client reports aside explains a bare time-out; of several, one that a person must mend explains most
-_TELLING = (Fault.CREDENTIALS, Fault.AUTHORIZATION, Fault.TOPIC_MISSING)
+# Asynchronously reported errors explain a bare timeout; of several, one that a person must correct explains most.
+_ACTIONABLE = (Fault.CREDENTIALS, Fault.AUTHORIZATION, Fault.TOPIC_MISSING)
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
-    """What was going on when an error came: ``doing`` completes "Kafka ... while ".
+class ErrorContext:
+    """Circumstances of an error: ``doing`` completes "Kafka ... while ".
 
-    ``reported`` is what the client told aside, in a callback; ``rejected`` are the records at fault;
-    ``transaction_open`` says that a transaction had begun, so that its outcome is unknown; ``throttled_seconds`` is the
-    longest time that a quota held the client back, ``time_limits`` the settings of the topic that limit the time of an
-    event, ``required_rights`` the sentence on the rights that the client needs, the publisher's when empty.
+    ``reported`` is the error that the client reported in a callback; ``rejected`` are the records at fault;
+    ``transaction_open`` is true once a transaction had begun, so that its outcome is unknown; ``throttled_seconds`` is
+    the longest delay that a quota caused; ``time_limits`` lists the topic's settings that limit the time of an event;
+    ``required_rights`` is the sentence on the rights that the client needs, the publisher's when empty.
     """
 
     settings: KafkaSettings
@@ -119,11 +118,9 @@ class Scene:
 
 
 def classify(error: KafkaError) -> Fault:
-    """The fault of an error of librdkafka; what is not known is taken for an outage, which the next cycle tries
-    again.
-    """
+    """Return the fault of an error of librdkafka; an unknown error is an outage, which the next cycle retries."""
     if error.code() == KafkaError._AUTO_OFFSET_RESET:
-        # an outage's reason as well as a lost record's: it stands in the text, as librdkafka words it
+        # This code covers outages as well as lost records; only librdkafka's text has the reason.
         return next(
             (fault for code, fault in _FAULT_BY_CODE.items() if KafkaError(code).str() in error.str()),
             Fault.UNAVAILABLE,
@@ -131,15 +128,15 @@ def classify(error: KafkaError) -> Fault:
     fault = _FAULT_BY_CODE.get(error.code(), Fault.UNAVAILABLE)
     if fault is not Fault.UNAVAILABLE:
         return fault
-    # some reasons stand in the text only, under a code that says little (_FATAL, _TRANSPORT)
+    # Some general codes (_FATAL, _TRANSPORT) have their reason in the text only.
     return next((hinted for hint, hinted in _FAULT_BY_TEXT.items() if hint in error.str()), Fault.UNAVAILABLE)
 
 
 def client_error_of(error: BaseException) -> KafkaError | None:
-    """The error of librdkafka inside an exception, or None.
+    """Return the error of librdkafka inside an exception, or None.
 
-    A fatal error that is found while a delivery callback runs surfaces as ``SystemError``, with the real one as its
-    cause, or without one.
+    A fatal error that is found while a delivery callback runs surfaces as ``SystemError``, with or without the real one
+    as its cause.
     """
     if isinstance(error, SystemError) and error.__cause__ is not None:
         error = error.__cause__
@@ -148,21 +145,22 @@ def client_error_of(error: BaseException) -> KafkaError | None:
     return None
 
 
-def more_telling(known: KafkaError | None, new: KafkaError) -> KafkaError:
-    """Of two errors that a client reported aside, the one to show: what a person must mend, then any reason, then
-    "all brokers down".
+def more_specific(known: KafkaError | None, new: KafkaError) -> KafkaError:
+    """Return the error to show, of two that a client reported.
+
+    Errors that a person must correct come first, then any with a reason, then "all brokers down".
     """
-    return known if known is not None and _telling_rank(known) > _telling_rank(new) else new
+    return known if known is not None and _specificity(known) > _specificity(new) else new
 
 
-def _telling_rank(error: KafkaError) -> int:
+def _specificity(error: KafkaError) -> int:
     if error.code() == KafkaError._ALL_BROKERS_DOWN:
         return 0
-    return 2 if classify(error) in _TELLING else 1
+    return 2 if classify(error) in _ACTIONABLE else 1
 
 
 def described_record(record: BreachRecord) -> str:
-    """A breach record as on-call looks it up: the ticket's number and id, the sequence, the size in bytes."""
+    """Return a breach record's ticket number and id, sequence and size in bytes: the keys that on-call searches by."""
     try:
         number = str(json.loads(record.payload)["Number"])
     except (ValueError, TypeError, KeyError):
@@ -172,35 +170,36 @@ def described_record(record: BreachRecord) -> str:
     )
 
 
-def translate(error: BaseException, scene: Scene) -> SlaPipelineError | None:
-    """Our error for ``error``, without secrets; None for one that is not of Kafka, which must pass as it is: a bug
-    is no outage.
+def translate(error: BaseException, context: ErrorContext) -> SlaPipelineError | None:
+    """Return our error for ``error``, without secrets; None for one that is not Kafka's.
+
+    The caller must raise such an error unchanged: a bug is no outage.
     """
     if isinstance(error, SlaPipelineError):
         return error
     if isinstance(error, BufferError):
-        return _message(Fault.QUEUE_FULL, "the producer's queue is full", scene)
+        return _message(Fault.QUEUE_FULL, "the producer's queue is full", context)
     client_error = client_error_of(error)
     if client_error is not None:
-        fault, text = classify(client_error), _words(client_error)
+        fault, text = classify(client_error), _text_of(client_error)
     elif isinstance(error, SystemError):
         fault, text = Fault.UNAVAILABLE, f"SystemError: {error}"
     else:
         return None
-    if fault is Fault.UNAVAILABLE and scene.reported is not None:
-        fault, text = classify(scene.reported), f"{text}; {_words(scene.reported)}"
-    return _message(fault, text, scene)
+    if fault is Fault.UNAVAILABLE and context.reported is not None:
+        fault, text = classify(context.reported), f"{text}; {_text_of(context.reported)}"
+    return _message(fault, text, context)
 
 
-def _words(error: KafkaError) -> str:
+def _text_of(error: KafkaError) -> str:
     return f"{error.name()}: {error.str()}"
 
 
-def _message(fault: Fault, text: str, scene: Scene) -> SlaPipelineError:  # noqa: PLR0911 - one return a fault reads best
-    settings, detail = scene.settings, scene.settings.masked(text)
+def _message(fault: Fault, text: str, context: ErrorContext) -> SlaPipelineError:  # noqa: PLR0911 - one return a fault reads best
+    settings, detail = context.settings, context.settings.masked(text)
     where = f"Kafka at {settings.bootstrap_servers}"
-    topic = scene.topic or settings.topic
-    at = f"while {scene.doing} ({detail})"
+    topic = context.topic or settings.topic
+    at = f"while {context.doing} ({detail})"
     match fault:
         case Fault.CREDENTIALS:
             return KafkaSetupError(
@@ -213,14 +212,14 @@ def _message(fault: Fault, text: str, scene: Scene) -> SlaPipelineError:  # noqa
                 f"the transactional id and Read on the group, each of the prefix {settings.topic}"
             )
             return KafkaSetupError(
-                f"{where} denies us a right {at}; topic {topic}. {scene.required_rights or publisher_rights}"
+                f"{where} denies us a right {at}; topic {topic}. {context.required_rights or publisher_rights}"
             )
         case Fault.TOPIC_MISSING:
             return KafkaSetupError(
                 f"topic {topic} does not exist on {where}, {at}; create it by `sla-pipeline migrate`"
             )
         case Fault.TOO_LARGE:
-            which = ", ".join(described_record(record) for record in scene.rejected[:3]) or "an event"
+            which = ", ".join(described_record(record) for record in context.rejected[:3]) or "an event"
             return KafkaSetupError(
                 f"{where} refuses an event of topic {topic} as too large {at}: {which}. Nothing of its transaction is "
                 "published and nothing after it will be until the topic's max.message.bytes, or message.max.bytes in "
@@ -228,8 +227,8 @@ def _message(fault: Fault, text: str, scene: Scene) -> SlaPipelineError:  # noqa
             )
         case Fault.FENCED:
             return PublisherFenced(
-                f"another publisher has taken over {settings.transactional_id} {at}; what we had not committed is "
-                "published by it"
+                f"another publisher has taken over {settings.transactional_id} {at}; it publishes "
+                "what was not committed here"
             )
         case Fault.TRANSACTION_TIMEOUT:
             return KafkaSetupError(
@@ -247,44 +246,44 @@ def _message(fault: Fault, text: str, scene: Scene) -> SlaPipelineError:  # noqa
                 "the reading; start it again"
             )
         case Fault.UNAVAILABLE:
-            return _outage(where, at, scene)
+            return _outage(where, at, context)
         case _:
-            return _refusal(fault, where, topic, at, scene)
+            return _refusal(fault, where, topic, at, context)
 
 
-def _outage(where: str, at: str, scene: Scene) -> KafkaUnavailable:
-    """A broker that gave no answer, or none in time."""
-    if scene.throttled_seconds:
+def _outage(where: str, at: str, context: ErrorContext) -> KafkaUnavailable:
+    """Return the error for a broker that did not answer, or not in time."""
+    if context.throttled_seconds:
         return KafkaUnavailable(
-            f"{where} holds this client back by a quota, up to {scene.throttled_seconds:.0f} s a request, {at}. The "
+            f"{where} holds this client back by a quota, up to {context.throttled_seconds:.0f} s a request, {at}. The "
             "next cycle is as slow: raise producer_byte_rate or request_percentage of this user or client id"
         )
-    if scene.transaction_open:
+    if context.transaction_open:
         return KafkaUnavailable(
             f"{where} did not answer as expected {at}. The transaction's outcome is unknown; the next cycle reads it "
-            f"back from topic {scene.settings.progress_topic} and goes on"
+            f"back from topic {context.settings.progress_topic} and goes on"
         )
     if "Disconnected" in at:
         return KafkaUnavailable(
             f"{where} closed the connection {at}; it passes by itself if the broker is just starting or stopping. If "
-            f"not, the listener asks for TLS or for a login: set security.protocol in {CLIENT_CONFIG_VARIABLE}"
+            f"not, the listener requires TLS or a login: set security.protocol in {CLIENT_CONFIG_VARIABLE}"
         )
     return KafkaUnavailable(f"{where} did not answer as expected {at}; check that it runs and can be reached from here")
 
 
-def _refusal(fault: Fault, where: str, topic: str, at: str, scene: Scene) -> SlaPipelineError:
-    """A broker that was reached, and says no to what it was asked."""
+def _refusal(fault: Fault, where: str, topic: str, at: str, context: ErrorContext) -> SlaPipelineError:
+    """Return the error for a broker that refused the request."""
     match fault:
         case Fault.TIMESTAMP:
             return KafkaSetupError(
-                f"{where} refuses the time of an event of topic {topic} {at}, and does so until the cause is mended. "
-                f"This machine's clock says {datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC: set its clock or the broker's "
-                f"right, or raise the topic's limits ({scene.time_limits or 'message.timestamp.*'})"
+                f"{where} refuses the time of an event of topic {topic} {at}, and does so until the cause is "
+                f"corrected. This machine's clock shows {datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC: correct its clock "
+                f"or the broker's, or raise the topic's limits ({context.time_limits or 'message.timestamp.*'})"
             )
         case Fault.RECORD_REFUSED:
             return KafkaSetupError(
-                f"{where} refuses the events of topic {topic} {at}, and does so until the cause is mended"
-                f"{_codec_remedy(scene.settings)}. The broker's log names the rule that an event breaks"
+                f"{where} refuses the events of topic {topic} {at}, and does so until the cause is corrected"
+                f"{_codec_remedy(context.settings)}. The broker's log names the rule that an event breaks"
             )
         case Fault.REPLICAS:
             return KafkaUnavailable(
@@ -294,11 +293,11 @@ def _refusal(fault: Fault, where: str, topic: str, at: str, scene: Scene) -> Sla
         case Fault.DISK:
             return KafkaUnavailable(
                 f"{where} cannot read or write topic {topic} on its disk {at}; it passes by itself where another "
-                "broker has a replica in sync, else the disk must be mended"
+                "broker has a replica in sync, else the disk must be repaired"
             )
         case Fault.TOO_FEW_BROKERS:
             return KafkaSetupError(
-                f"{where} has fewer brokers than replicas were asked for, {at}; run `sla-pipeline migrate "
+                f"{where} has fewer brokers than the requested replicas, {at}; run `sla-pipeline migrate "
                 "--replication-factor` with at most their number"
             )
         case _:
@@ -315,7 +314,7 @@ def _codec_remedy(settings: KafkaSettings) -> str:
 
 
 def configuration_fault(error: KafkaException, settings: KafkaSettings) -> ConfigurationError:
-    """Our error for a client that librdkafka refused to make: it names the setting, and never its value."""
+    """Return our error for a client that librdkafka refused to create: it names the setting, and never its value."""
     reason = client_error_of(error)
     text = settings.masked(reason.str().strip() if reason else str(error))
     return ConfigurationError(

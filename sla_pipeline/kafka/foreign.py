@@ -1,7 +1,7 @@
-"""Distinguishes breach events from records that somebody else wrote to the same topic, and describes those.
+"""Distinguish breach events from records that another program wrote to the same topic, and describe those.
 
-A record is ours by its headers for recovery, which must know a damaged event again, and by its headers and its payload
-for whoever only reads. What does not belong here: what a foreign record means to its finder.
+Recovery identifies an event by its headers alone, because it must recognize a damaged one; readers require a valid
+payload as well.
 """
 
 from pydantic import ValidationError
@@ -13,16 +13,16 @@ from sla_pipeline.quoting import quoted
 
 __all__ = ["event_or_fault", "place_of", "shown"]
 
-# fields of a payload, or headers, that one line lists
+# Bounds the fields of a payload, or headers, that one line lists.
 _LISTED = 3
 
 
 def event_or_fault(received: ReceivedEvent) -> TicketSlaBreachedKafkaEvent | str:
-    """The breach event, or why the record is none of this package: the first thing that is wrong with it."""
+    """Return the breach event, or the first reason why the record is not one of this package."""
     if not received.value:
         return "its value is null or empty"
     try:
-        # by the names that travel only: the model's own field names are none of the contract
+        # By alias only: the model's own field names are not part of the contract.
         event = TicketSlaBreachedKafkaEvent.model_validate_json(received.value, by_alias=True, by_name=False)
     except ValidationError as error:
         return _fault_of_payload(error)
@@ -47,12 +47,12 @@ def _fault_of_payload(error: ValidationError) -> str:
 
 
 def place_of(received: ReceivedEvent) -> str:
-    """A record's place, in the numbers that Kafka's tools take."""
+    """Return a record's partition and offset, as Kafka's tools take them."""
     return f"partition {received.partition}, offset {received.offset}"
 
 
 def shown(received: ReceivedEvent, fault: str) -> str:
-    """One bounded line on a foreign record: place, fault, and hints at its writer. Of its value, only the size."""
+    """Return one bounded line on a foreign record: place, fault, size, and hints at its writer; never its value."""
     names = ", ".join(quoted(name) for name in list(received.headers)[:_LISTED]) or "none"
     more = f" and {len(received.headers) - _LISTED} more" if len(received.headers) > _LISTED else ""
     found = f"key {quoted(received.key)}, {len(received.value)} bytes, headers {names}{more}"

@@ -1,15 +1,14 @@
-"""Hanging transactions of this publisher: found behind the fence, and ended where nothing of them is visible.
+"""Hanging transactions of this publisher: found behind the fence, and aborted where none of their events is visible.
 
-Kafka answers a commit before the end markers are in the partitions, and writes them afterwards. Seen with Kafka 4.3.1:
-killed in between, a broker that is the only leader of its partitions drops the markers when it is back, and counts the
-transaction as complete (KAFKA-20734, "Return noNode for known partitions without endpoints"). The fence then waits for
-nothing, and the records hang: no read_committed consumer gets past them, and the next marker of the same transactional
-id decides over them as well. A commit after a dropped abort marker would even publish what was given up, beside its
-repetition.
+Kafka answers a commit before it writes the end markers to the partitions. Seen with Kafka 4.3.1: a broker that is the
+only leader of its partitions, killed in between, drops the markers after its restart and counts the transaction as
+complete (KAFKA-20734, "Return noNode for known partitions without endpoints"). The fence then waits for nothing, and
+the records hang: no read_committed consumer gets past them, and the next marker of the same transactional id ends them
+too. A commit after a dropped abort marker would even publish the aborted events, beside their repetition.
 
-So every takeover looks, behind the fence, for records of ours that have no end. Where no event of them is visible
-anywhere, no consumer has them: they are aborted, and published again from the position that is visible. Where a part of
-them is visible, another part cannot be made visible without a guess: ``FailClosed``.
+So every takeover searches, behind the fence, for records of this publisher without an end marker. Where none of their
+events is visible, no consumer has them: they are aborted, and published again from the visible position. Where a part
+is visible, the other part cannot be made visible without a guess: ``FailClosed``.
 """
 
 import time
@@ -29,21 +28,20 @@ from sla_pipeline.kafka.topics import EventTopic, TopicChecker
 
 __all__ = ["Hanging", "abort_hanging", "find_hanging", "require_invisible"]
 
-# a broker shows a marker it has just written a moment later; what has no end after this long gets none
+# Bounds the wait for markers: a broker shows one a moment after writing it, so a transaction without one has none.
 _SETTLING_SECONDS = 3.0
 _SETTLING_POLL_SECONDS = 0.05
 _CALL_SECONDS = 8.0
 _POLL_SECONDS = 0.2
-# how Kafka's own tool shows and ends such a transaction
+# Kafka's own tool, which shows and ends such a transaction.
 _TOOL = "kafka-transactions.sh (find-hanging, then abort)"
 
 
 @dataclass(frozen=True, slots=True)
 class Hanging:
-    """Records of this publisher that have no end.
+    """Records of this publisher in a transaction without end markers.
 
-    ``first_records`` holds the first one of each partition; ``progress`` is the progress record among them, None
-    without one.
+    ``first_records`` holds the first one of each partition; ``progress`` is the progress record among them, if any.
     """
 
     first_records: tuple[Message, ...]
@@ -51,21 +49,21 @@ class Hanging:
 
     @property
     def event_seqs(self) -> list[int]:
-        """Sequence of the first hanging event of each partition."""
+        """Sequences of the first hanging event of each partition."""
         return [seq for record in self.first_records if (seq := _seq(record))]
 
     @property
     def where(self) -> str:
-        """The partitions, for a message."""
+        """Partitions, for a message."""
         return ", ".join(f"{record.topic()}-{record.partition()}" for record in self.first_records)
 
 
 def find_hanging(
     settings: KafkaSettings, topics: TopicChecker, event_topic: EventTopic, deadline: Deadline
 ) -> Hanging | None:
-    """What hangs of this publisher; None on a healthy broker, after one look.
+    """Return the hanging transaction of this publisher; None on a healthy broker, after one request.
 
-    To be called behind the fence: before it, records are merely open. Records of other producers are left alone. Raises
+    Call it behind the fence: before it, records are merely open. Records of other producers are ignored. Raise
     ``KafkaUnavailable`` or ``KafkaSetupError``, and ``FailClosed`` for a foreign progress record.
     """
     settling = Deadline(_SETTLING_SECONDS)
@@ -77,15 +75,15 @@ def find_hanging(
         return None
     with _reading(settings, "read_uncommitted") as consumer:
         first_records = [_record_at(consumer, place, deadline) for place in unended]
-    ours = tuple(record for record in first_records if record.topic() == settings.progress_topic or _seq(record))
-    progress = next((_progress(record) for record in ours if record.topic() == settings.progress_topic), None)
-    return Hanging(ours, progress) if ours else None
+    own = tuple(record for record in first_records if record.topic() == settings.progress_topic or _seq(record))
+    progress = next((_progress(record) for record in own if record.topic() == settings.progress_topic), None)
+    return Hanging(own, progress) if own else None
 
 
 def require_invisible(
     settings: KafkaSettings, event_topic: EventTopic, hanging: Hanging, progress: Progress, deadline: Deadline
 ) -> None:
-    """Raises ``FailClosed`` when consumers may have a part of what hangs.
+    """Raise ``FailClosed`` when consumers may have read a part of the hanging transaction.
 
     ``progress`` is the newest visible progress record.
     """
@@ -100,10 +98,10 @@ def require_invisible(
 
 
 def visible_part(progress_seq: int, hanging_seqs: Sequence[int], visible_seqs: Sequence[int]) -> str:
-    """What consumers may have of a hanging transaction, for a message; empty when it is nothing.
+    """Return the part of a hanging transaction that consumers may have read, for a message; empty without one.
 
-    ``hanging_seqs`` are the first hanging events, ``visible_seqs`` the last visible ones, one a partition. The position
-    travels in the same transaction as its events, so both must be on the same side of ``progress_seq``.
+    ``hanging_seqs`` are the first hanging events, ``visible_seqs`` the last visible ones, one per partition. The
+    position is in the same transaction as its events, so both must be on the same side of ``progress_seq``.
     """
     if (last := max(visible_seqs, default=0)) > progress_seq:
         return f"its events up to sequence {last} are visible elsewhere, beyond the visible progress {progress_seq}"
@@ -113,11 +111,11 @@ def visible_part(progress_seq: int, hanging_seqs: Sequence[int], visible_seqs: S
 
 
 def abort_hanging(producer: TransactionalProducer, hanging: Hanging, deadline: Deadline) -> None:
-    """Puts one more record into each partition where records hang, in a transaction that is left open.
+    """Add one record to each partition where records hang, in a transaction that stays open.
 
-    The next fence aborts it, and with it all that hangs of the same transactional id. The record is a copy of the first
-    hanging one: nobody who reads uncommitted records meets anything but an event. From now on the broker refuses a
-    marker of the earlier epoch that comes late.
+    The next fence aborts it, and with it all hanging records of the same transactional id. The record is a copy of the
+    first hanging one, so a reader of uncommitted records sees nothing but events. From now on the broker refuses a late
+    marker of the earlier epoch.
     """
     producer.begin()
     for record in hanging.first_records:
@@ -136,17 +134,17 @@ def _reading(settings: KafkaSettings, isolation_level: str) -> Iterator[Consumer
     reports = ClientReports()
     consumer = open_consumer(settings, reports, isolation_level=isolation_level)
     try:
-        with translated(settings, "looking at a transaction that has no end", reports):
+        with translated(settings, "reading a transaction that has no end", reports):
             yield consumer
     finally:
         consumer.close()
 
 
 def _record_at(consumer: Consumer, place: TopicPartition, deadline: Deadline) -> Message:
-    """The first record at or after an offset."""
+    """Return the first record at or after an offset."""
     consumer.assign([place])
-    patience = Deadline(deadline.timeout_seconds(_CALL_SECONDS))
-    while patience.remaining_seconds():
+    call_deadline = Deadline(deadline.timeout_seconds(_CALL_SECONDS))
+    while call_deadline.remaining_seconds():
         message = consumer.poll(_POLL_SECONDS)
         if message is None:
             continue
@@ -160,7 +158,7 @@ def _record_at(consumer: Consumer, place: TopicPartition, deadline: Deadline) ->
 
 
 def _last_visible_seq(consumer: Consumer, topic: str, partition: int, deadline: Deadline) -> int:
-    # a read_committed client is told the last stable offset, which is where visibility ends
+    # A read_committed client receives the last stable offset, where visibility ends.
     low, stable = consumer.get_watermark_offsets(
         TopicPartition(topic, partition), timeout=deadline.timeout_seconds(_CALL_SECONDS), cached=False
     )
@@ -168,7 +166,7 @@ def _last_visible_seq(consumer: Consumer, topic: str, partition: int, deadline: 
 
 
 def _seq(record: Message) -> int | None:
-    """The sequence of an event of this package, None for any other record."""
+    """Return the sequence of an event of this package, None for any other record."""
     return sequence_in(headers_of(record))
 
 

@@ -1,9 +1,9 @@
-"""Pace of a transaction: how many records are handed to the client before all of them must have arrived.
+"""Pace of a transaction: number of records queued before the relay waits for their delivery.
 
 A link may carry less than a backlog needs, and a transaction is committed whole or not at all. So the first step is one
-record, each further step is at most sixteen times the one before, and none is larger than what the link would carry in
-half of the time that is left, at the speed of the step before. What is still under way when the time ends is therefore
-small against what has arrived.
+record, each further step is at most sixteen times the one before, and none is larger than the link would carry in half
+of the time left, at the speed of the step before. The records still in flight when the time ends are therefore few
+compared with those delivered.
 """
 
 import time
@@ -11,14 +11,15 @@ from collections.abc import Callable
 
 __all__ = ["Pace"]
 
-# Five steps to 10,000 records: each costs the client's linger and a reply of the broker, 5 to 7 ms on a fast link.
+# Growth from step to step: five steps reach 10,000 records. Each step costs the client's linger and a reply of the
+# broker, 5 to 7 ms on a fast link.
 _GROWTH = 16
-# a link whose speed falls by half from one step to the next still delivers the next in time
+# Share of the time left that a step may use: a link whose speed halves after a step still delivers the next in time.
 _SHARE_OF_TIME = 0.5
 
 
 class Pace:
-    """Sizes the steps of one transaction from the speed of the steps before; all must arrive within ``seconds``."""
+    """Step sizes of one transaction, from the speed of earlier steps; all steps must arrive within ``seconds``."""
 
     def __init__(self, seconds: float, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -39,19 +40,19 @@ class Pace:
 
     @property
     def is_first_step(self) -> bool:
-        """Whether nothing has been handed over yet: the first step holds one record, whatever its size."""
+        """True before the first step, which holds one record, whatever its size."""
         return not self._began
 
     def allows(self, size_bytes: int) -> bool:
-        """Whether the link would carry ``size_bytes`` in the next step, by all that is known."""
+        """Return whether the link, at its last speed, would carry ``size_bytes`` in the next step."""
         return self.is_first_step or size_bytes <= self._most_bytes
 
     def begin_step(self) -> None:
-        """Notes that the records of a step are being handed over."""
+        """Start the clock of a step, before its records are queued."""
         self._began = self._clock()
 
     def end_step(self, count: int, size_bytes: int) -> None:
-        """Notes that all records of the step have arrived, ``size_bytes`` of them."""
+        """Record that all ``count`` records of the step, ``size_bytes`` in total, were delivered."""
         now = self._clock()
         bytes_per_second = size_bytes / max(now - self._began, 0.001)
         self._most_records = count * _GROWTH

@@ -1,7 +1,7 @@
-"""How far the relay came, as Kafka knows it: the progress record, its reader, its first one.
+"""Progress record: the published position, kept in Kafka, with its reader and its first record.
 
-The record travels in the same Kafka transaction as the events it speaks of, so the two are never apart. What does not
-belong here: comparing it with Postgres (``consistency.py``), writing it along with events (``relay.py``).
+The record is in the same Kafka transaction as the events that it covers, so the two never diverge. ``consistency.py``
+compares it with Postgres, ``takeover.py`` writes it along with events.
 """
 
 import hashlib
@@ -35,30 +35,31 @@ __all__ = [
 
 _Record = TypeVar("_Record")
 
-# one key: compaction keeps its newest record for ever
+# One key for all records: compaction always keeps the newest.
 PROGRESS_KEY = b"progress"
-# one partition: its order is the order of the transactions
+# The only partition: its order is the order of the transactions.
 PROGRESS_PARTITION = 0
 RECOVERY = (
-    'docs/exactly-once.md, section "Recovery", says how to go on; `sla-pipeline recover` shows what is on the topic'
+    'docs/exactly-once.md, section "Recovery", has the next step; `sla-pipeline recover` shows what is on the topic'
 )
+"""Remedy at the end of every message of ``FailClosed``."""
 
-# no call waits longer than this for a broker; a healthy one answers in milliseconds
+# Bounds each call; a healthy broker answers in milliseconds.
 _CALL_SECONDS = 8.0
-# how long one poll waits; the end of the partition ends it early
+# Bounds one poll, which returns earlier at the end of the partition.
 _POLL_SECONDS = 0.2
-# records read at first, from the end; aborted ones and transaction markers count, so it is widened until a committed
-# one is found
+# Offsets read from the end at first. Aborted records and transaction markers use offsets too, so the range grows by
+# this factor until it holds a committed record.
 _TAIL = 64
 _TAIL_GROWTH = 8
 _DIGEST = re.compile(r"[0-9a-f]{32}")
 
 
 def record_digest(record: BreachRecord) -> str:
-    """The fingerprint by which a row of the outbox is known again, 32 hexadecimal digits.
+    """Return the digest that identifies a row of the outbox, 32 hexadecimal digits.
 
-    It covers sequence, ticket, run and payload: a row made anew after Postgres was rewound differs at least in the run
-    that marked it.
+    It covers sequence, ticket, run and payload: a row written again after Postgres was rewound differs at least in the
+    run that marked it.
     """
     text = f"{record.seq}\n{record.ticket_id}\n{record.correlation_id}\n{record.payload}"
     return hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()
@@ -68,8 +69,8 @@ def record_digest(record: BreachRecord) -> str:
 class Progress:
     """One progress record: everything up to ``seq`` is published.
 
-    ``first`` and ``count`` tell which events its transaction held (``first + count - 1 == seq``), ``digest`` is that of
-    row ``seq`` and empty for sequence 0, ``run`` is the run that published, ``at`` when (UTC, as on the wire).
+    ``first`` and ``count`` are the events of its transaction (``first + count - 1 == seq``), ``digest`` is that of row
+    ``seq`` and empty for sequence 0, ``run`` is the run that published, ``at`` its time (UTC, as on the wire).
     """
 
     seq: int
@@ -81,24 +82,24 @@ class Progress:
 
     @classmethod
     def of(cls, records: list[BreachRecord], run: str) -> "Progress":
-        """The record of a transaction that holds ``records``, at least one, in order."""
+        """Return the record of a transaction that holds ``records``, at least one, in order."""
         last = records[-1]
         return cls(last.seq, records[0].seq, len(records), record_digest(last), run, wire_timestamp(datetime.now(UTC)))
 
     @classmethod
-    def standing_at(cls, seq: int, digest: str, run: str) -> "Progress":
-        """The record of a transaction that holds no events and says that all up to ``seq`` are published."""
+    def without_events(cls, seq: int, digest: str, run: str) -> "Progress":
+        """Return the record of a transaction without events, which states that all up to ``seq`` are published."""
         return cls(seq, seq + 1, 0, digest, run, wire_timestamp(datetime.now(UTC)))
 
     def to_json(self) -> bytes:
-        """The record's value."""
+        """Return the record's value."""
         return json.dumps(asdict(self), separators=(",", ":")).encode()
 
     @classmethod
     def from_json(cls, key: bytes | None, value: bytes | None, where: str) -> "Progress":
-        """The record read back.
+        """Return the record with this key and value.
 
-        Raises ``FailClosed`` for one that this package did not write; fields it does not know are ignored.
+        Raise ``FailClosed`` for one that this package did not write; unknown fields are ignored.
         """
         try:
             parsed = json.loads(value or b"null")
@@ -118,16 +119,17 @@ class Progress:
             ):
                 return progress
         raise FailClosed(
-            f"{where} is not a progress record of this package: somebody else writes to the topic. Nothing is "
+            f"{where} is not a progress record of this package: another program writes to the topic. Nothing is "
             f"published. {RECOVERY}"
         )
 
 
 class ProgressReader:
-    """Reads the newest committed progress record. Keeps two consumers open between the transactions of a cycle: they cost 40 ms to open.
+    """Reader of the newest committed progress record.
 
-    Two, because only a read_uncommitted client is told the true end of the partition, and only a read_committed one may
-    be believed. After any error the reader must be closed and a new one made.
+    Two consumers stay open between the transactions of a cycle, because opening them costs 40 ms: only a
+    read_uncommitted client receives the true end of the partition, and only a read_committed one returns no aborted
+    record. After an error the reader must be closed; it then opens new consumers.
     """
 
     def __init__(self, settings: KafkaSettings) -> None:
@@ -143,22 +145,22 @@ class ProgressReader:
         return self._consumers[isolation_level]
 
     def read(self, deadline: Deadline, *, behind_fence: bool = True) -> Progress | None:
-        """The newest record, None when the topic holds no committed one.
+        """Return the newest record, None when the topic holds no committed one.
 
-        Behind the fence no transaction of ours is open, and what is read cannot change under us. Without one
-        (``behind_fence`` false) the answer is good for display, or to see that there is a record: it is what can be
-        read now, without waiting for an open transaction. Raises ``FailClosed`` for a foreign record,
-        ``KafkaUnavailable`` or ``KafkaSetupError`` when it cannot be read to its end.
+        Behind the fence no transaction of this publisher is open, so the record cannot change meanwhile. With
+        ``behind_fence`` false the read does not wait for an open transaction; its result is good for display, or to
+        check that a record exists. Raise ``FailClosed`` for a foreign record, ``KafkaUnavailable`` or
+        ``KafkaSetupError`` when the topic cannot be read to its end.
         """
-        progress, foreign = self.look(deadline, behind_fence=behind_fence)
+        progress, foreign = self.read_with_foreign(deadline, behind_fence=behind_fence)
         if foreign is not None:
             raise foreign
         return progress
 
-    def look(self, deadline: Deadline, *, behind_fence: bool = True) -> tuple[Progress | None, FailClosed | None]:
-        """The newest record that is ours, as ``read`` returns it, and what ``read`` raises when a foreign one stands
-        behind it.
-        """
+    def read_with_foreign(
+        self, deadline: Deadline, *, behind_fence: bool = True
+    ) -> tuple[Progress | None, FailClosed | None]:
+        """Return the newest record of this package, and the error for a foreign record behind it, if any."""
         topic = self._settings.progress_topic
         foreign: FailClosed | None = None
 
@@ -189,7 +191,7 @@ class ProgressReader:
         return progress, foreign
 
     def close(self) -> None:
-        """Closes both consumers. May be called again."""
+        """Close both consumers. May be called again."""
         while self._consumers:
             self._consumers.popitem()[1].close()
 
@@ -203,11 +205,11 @@ def newest_committed(
     parse: Callable[[Message], _Record | None],
     to_end: bool = True,
 ) -> _Record | None:
-    """The newest of a partition's records from offset ``low`` to ``end`` that ``consumer`` gets to see, None without one.
+    """Return the newest record between offsets ``low`` and ``end`` that is visible to ``consumer``, None without one.
 
-    ``parse`` is called with every record that is read on the way, a tail of the partition; for one that is none of ours
-    it returns None, and the newest other one is looked for before it. With ``to_end`` false, an end that comes before
-    ``end`` is good enough. Raises ``KafkaUnavailable`` when the end cannot be reached in time.
+    ``parse`` is called with every record read, a tail of the partition. It returns None for a record of another
+    program; the search then continues before it. With ``to_end`` false, the search stops where the consumer's view
+    ends, even before ``end``. Raise ``KafkaUnavailable`` when the end cannot be reached in time.
     """
     tail = _TAIL
     while end > low.offset:
@@ -232,8 +234,8 @@ def _newest_between(
 ) -> _Record | None:
     consumer.assign([start])
     newest = None
-    patience = Deadline(deadline.timeout_seconds(_CALL_SECONDS))
-    while patience.remaining_seconds():
+    call_deadline = Deadline(deadline.timeout_seconds(_CALL_SECONDS))
+    while call_deadline.remaining_seconds():
         message = consumer.poll(_POLL_SECONDS)
         if message is None:
             continue
@@ -244,10 +246,10 @@ def _newest_between(
         elif error.code() != KafkaError._PARTITION_EOF:
             raise KafkaException(error)
         elif (message.offset() or 0) >= end or not to_end:
-            # stop fetching: an assigned consumer fetches a hundred times a second
+            # Stop fetching: an assigned consumer fetches a hundred times a second.
             consumer.unassign()
             return newest
-        # EOF below the true end: an open transaction holds the rest back
+        # EOF below the true end: an open transaction holds the rest back.
     raise KafkaUnavailable(
         f"topic {start.topic} could not be read up to offset {end} in time: a transaction that is not ours may be open "
         "there, or the broker is slow; the next cycle tries again"
@@ -257,9 +259,10 @@ def _newest_between(
 def write_progress(
     settings: KafkaSettings, deadline: Deadline, decide: Callable[[], Progress | None]
 ) -> Progress | None:
-    """Takes over as a publisher does, asks ``decide`` behind the fence, and commits the record it gives, with no events; None writes none.
+    """Fence earlier publishers, call ``decide``, and commit the record that it returns, without events.
 
-    Returns the record written. An error leaves the outcome unknown; the caller's next attempt must read it back.
+    Return the record written; None, and write nothing, when ``decide`` returns None. An error leaves the outcome
+    unknown; the caller's next attempt must read it back.
     """
     producer = TransactionalProducer(settings)
     try:

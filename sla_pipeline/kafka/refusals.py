@@ -1,8 +1,7 @@
-"""Refusals of a broker that its errors hide, read from settings, replicas and the transaction log before the first event or after a fault.
+"""Refusals of a broker that no error shows: read from settings, replicas and the transaction log.
 
-librdkafka tries a refused record again until its time is up, and then reports a time-out: which replica is missing, or
-that the broker cannot begin a transaction at all, stands in no error. What does not belong here: words for the errors
-that do say it (``faults.py``).
+librdkafka retries a refused record until its timeout, and reports only that: no error names the missing replica, or the
+broker's inability to begin a transaction. ``faults.py`` has the errors that do name their reason.
 """
 
 from collections.abc import Mapping
@@ -12,37 +11,38 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, ConfigResource, PartitionMetadata, ResourceType  # type: ignore[attr-defined]
 
 from sla_pipeline.errors import KafkaSetupError, KafkaUnavailable
+from sla_pipeline.kafka.client_config import TRANSACTION_TIMEOUT_MS
 from sla_pipeline.kafka.clients import ClientReports, TransactionalProducer, open_admin
-from sla_pipeline.kafka.settings import TRANSACTION_TIMEOUT_MS, KafkaSettings
+from sla_pipeline.kafka.settings import KafkaSettings
 from sla_pipeline.quoting import quoted
 
 __all__ = ["ReplicasMissing", "TopicConfig", "fence", "require_replicas", "require_usual_times", "time_limits"]
 
-# clocks that are kept right differ by less
+# Tolerated difference of two clocks; synchronized ones differ by less.
 _CLOCK_DIFFERENCE_MS = 1_000
-# defaults of Kafka, which refuse no event of a clock that is right
+# Kafka's defaults, for the remedy: they refuse no event of a correct clock.
 _USUAL_TIMES = {
     "message.timestamp.before.max.ms": 9_223_372_036_854_775_807,
     "message.timestamp.after.max.ms": 3_600_000,
 }
 _TRANSACTION_LOG = "__transaction_state"
-# bound of one look for a reason; a healthy broker answers in milliseconds
+# Bounds one request for the reason of a fault; a healthy broker answers in milliseconds.
 _LOOK_SECONDS = 2.0
 
 
 class ReplicasMissing(KafkaUnavailable):
-    """A topic takes no records because replicas are not in sync, or none leads."""
+    """A topic that refuses records because replicas are not in sync, or none leads."""
 
 
 @dataclass(frozen=True, slots=True)
 class TopicConfig:
-    """The settings of one topic as the broker returned them."""
+    """Settings of one topic as the broker returned them."""
 
     topic: str
     values: Mapping[str, str]
 
     def text(self, name: str) -> str:
-        """Raises ``KafkaSetupError`` naming topic and setting when the broker did not return it."""
+        """Return a setting. Raise ``KafkaSetupError`` naming it when the broker did not return it."""
         if name not in self.values:
             raise KafkaSetupError(
                 f"the broker did not return {name} of topic {self.topic}, without which nothing can be published "
@@ -52,7 +52,7 @@ class TopicConfig:
         return self.values[name]
 
     def number(self, name: str) -> int:
-        """Raises ``KafkaSetupError`` naming topic, setting and value when it is no whole number."""
+        """Return a setting. Raise ``KafkaSetupError`` naming it and its value when it is no whole number."""
         text = self.text(name)
         try:
             return int(text)
@@ -64,12 +64,12 @@ class TopicConfig:
 
 
 def require_usual_times(config: TopicConfig) -> None:
-    """Raises ``KafkaSetupError`` for a topic that refuses the time of an event that is on its way for as long as delivering may take.
+    """Raise ``KafkaSetupError`` for a topic that refuses the time of an event whose delivery takes as long as it may.
 
-    Brokers before Kafka 3.6 have neither setting and are not looked at.
+    Brokers before Kafka 3.6 have neither setting and pass.
     """
     if config.values.get("message.timestamp.type", "CreateTime") != "CreateTime":
-        # the broker puts its own time on every record
+        # The broker writes its own time to every record.
         return
     for name, needed, why in (
         ("message.timestamp.before.max.ms", TRANSACTION_TIMEOUT_MS, "an event may take that long to arrive"),
@@ -88,27 +88,27 @@ def require_usual_times(config: TopicConfig) -> None:
 
 
 def time_limits(config: TopicConfig) -> str:
-    """The settings that limit the time of an event, for a message; empty on a broker that has none."""
+    """Return the settings that limit the time of an event, for a message; empty on a broker without them."""
     return ", ".join(f"{name}={config.values[name]}" for name in _USUAL_TIMES if name in config.values)
 
 
 def require_replicas(
     where: str, topic: str, partitions: Mapping[int, PartitionMetadata], min_insync_replicas: int
 ) -> None:
-    """Raises ``ReplicasMissing`` naming partition, brokers and numbers when a partition would refuse a record.
+    """Raise ``ReplicasMissing`` naming partition, brokers and numbers when a partition would refuse a record.
 
     Kafka never needs more replicas in sync than a partition has, whatever ``min.insync.replicas`` says (tried with
     4.3.1).
     """
     for number, partition in sorted(partitions.items()):
-        away = sorted(set(partition.replicas) - set(partition.isrs))
+        out_of_sync = sorted(set(partition.replicas) - set(partition.isrs))
         needed = min(min_insync_replicas, len(partition.replicas))
         if partition.leader < 0:
             state = f"has no leader; its replicas are on brokers {_listed(partition.replicas)}"
         elif len(partition.isrs) < needed:
             state = (
                 f"has {len(partition.isrs)} of its {len(partition.replicas)} replicas in sync, and "
-                f"min.insync.replicas={min_insync_replicas} needs {needed}; not in sync: brokers {_listed(away)}"
+                f"min.insync.replicas={min_insync_replicas} needs {needed}; not in sync: brokers {_listed(out_of_sync)}"
             )
         else:
             continue
@@ -119,9 +119,9 @@ def require_replicas(
 
 
 def fence(settings: KafkaSettings, producer: TransactionalProducer, timeout: float) -> None:
-    """``producer.fence``; where it only times out, the reason is looked for in the broker's transaction log.
+    """Call ``producer.fence``; after a timeout, read the reason from the broker's transaction log.
 
-    Raises what ``producer.fence`` raises, or ``KafkaSetupError`` or ``ReplicasMissing`` that name the setting and the
+    Raise what ``producer.fence`` raises, or ``KafkaSetupError`` or ``ReplicasMissing`` with the setting and the
     numbers.
     """
     try:
@@ -132,7 +132,7 @@ def fence(settings: KafkaSettings, producer: TransactionalProducer, timeout: flo
         try:
             _require_transaction_log(settings)
         except (KafkaException, TimeoutError, LookupError, ValueError):
-            # no right to look, no answer, or an odd one: the time-out is all that is known
+            # No right, no answer or an unexpected one: only the timeout is known.
             raise error from None
         raise
 
@@ -149,7 +149,7 @@ def _require_transaction_log(settings: KafkaSettings) -> None:
     if log.error.code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
         return
     name = "transaction.state.log.replication.factor"
-    # of any broker: they are set alike
+    # Any broker will do: all have the same value.
     needed = int(_described(admin, ResourceType.BROKER, str(min(found.brokers)))[name])
     if needed > len(found.brokers):
         raise KafkaSetupError(

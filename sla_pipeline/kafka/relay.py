@@ -1,7 +1,6 @@
-"""The exactly-once relay: publishes what waits in the outbox, takeover by takeover, within one bound in time (SPEC 3.3, 5.6).
+"""The exactly-once relay: publishes waiting records, takeover by takeover, within one time limit (SPEC 3.3, 5.6).
 
-What belongs here: the lock, the loop, the time. What does not: the steps of a takeover and why they are safe
-(``takeover.py``), SQL (``postgres/``), mending a contradiction (``recovery.py``).
+Here are the lock, the loop and the time limit; ``takeover.py`` has the steps of a takeover and the reasons for them.
 """
 
 import logging
@@ -19,27 +18,28 @@ from sla_pipeline.outbox import Outbox
 
 __all__ = ["PUBLISH_SECONDS", "STEPS", "TRANSACTION_LIMIT", "Relay"]
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 TRANSACTION_LIMIT = 10_000
-"""The most events of one transaction: a whole cycle at its default ceiling, since a transaction costs 40 ms before its
-first event.
+"""Most events of one transaction: a whole cycle at its default ceiling.
+
+A transaction costs 40 ms before its first event.
 """
 
-# a cycle with Kafka away must still end in under 30 s, marking included (SPEC 3.3)
+# Bounds publishing: a cycle without Kafka must still end in under 30 s, marking included (SPEC 3.3).
 PUBLISH_SECONDS = 20.0
-# another cycle's publisher needs well under a second for its share; longer means that it is stuck
+# Bounds the wait for the lock: another publisher usually needs well under a second; a longer hold means it is stuck.
 _LOCK_SECONDS = 5.0
 _LOCK_POLL_SECONDS = 0.1
-# a further takeover begins only with this much time left: one that cannot end costs more than it brings
+# Least time left for a further takeover: one that cannot end costs more than it publishes.
 _MIN_SECONDS_FOR_A_TAKEOVER = 5.0
 
 
 class Relay:
-    """Publishes an outbox. Keeps its readers and its admin client between the takeovers of a cycle; one thread uses it at a time.
+    """Publisher of an outbox, for one thread at a time.
 
-    ``on_step`` is called at the end of each step with its name (``STEPS``); ``transaction_limit`` is the most events of
-    one transaction.
+    Its readers and its admin client stay open between the takeovers of a cycle. ``on_step`` is called at the end of
+    each step with its name (``STEPS``); ``transaction_limit`` is the most events of one transaction.
     """
 
     def __init__(
@@ -60,13 +60,14 @@ class Relay:
     def publish(
         self, outbox: Outbox, *, run_id: str, totals: CycleTotals | None = None, seconds: float = PUBLISH_SECONDS
     ) -> CycleTotals:
-        """Checks both topics, then publishes what waits, leftovers of earlier cycles first, until nothing waits or time is nearly up.
+        """Check both topics, then publish waiting records, oldest first, until none waits or time is nearly up.
 
-        ``seconds`` bound all that is done with Kafka. The topics are checked with nothing waiting too, so that an idle
-        cycle finds a wrong setting before the first event does. ``run_id`` is noted in the progress record. ``totals``
-        is filled as transactions commit, so that a caller keeps the count of an attempt that ends in an error. Raises
-        ``PublisherBusy``, ``PublisherFenced`` or ``KafkaUnavailable``, after which the next cycle goes on by itself;
-        ``KafkaSetupError`` or ``FailClosed``, for which a person must act; or what the outbox raises.
+        ``seconds`` bounds all work with Kafka. The topics are checked even when nothing waits, so that an idle cycle
+        finds a wrong setting before the first event. ``run_id`` is stored in the progress record. ``totals`` is filled
+        as transactions commit, so that a caller keeps the count of an attempt that ends in an error.
+
+        Raise ``PublisherBusy``, ``PublisherFenced`` or ``KafkaUnavailable``, after which the next cycle retries;
+        ``KafkaSetupError`` or ``FailClosed``, which a person must correct; or what the outbox raises.
         """
         totals = totals if totals is not None else CycleTotals()
         deadline = Deadline(seconds)
@@ -95,7 +96,7 @@ class Relay:
                     limit = takeover.smaller_limit
                     if not limit or deadline.remaining_seconds() < _MIN_SECONDS_FOR_A_TAKEOVER:
                         raise
-                    _log.warning("trying again with at most %d events in the transaction: %s", limit, error)
+                    log.warning("trying again with at most %d events in the transaction: %s", limit, error)
                 else:
                     aborted = takeover.aborted
                     if aborted is None and (
@@ -103,10 +104,10 @@ class Relay:
                     ):
                         return totals
         finally:
-            _give_back_lock(outbox)
+            _release_lock(outbox)
 
     def close(self) -> None:
-        """Closes the readers and the admin client. May be called again; the relay opens them anew when it is used."""
+        """Close the readers and the admin client. May be called again; the next use opens new ones."""
         self._reader.close()
         self._topics.close()
 
@@ -119,9 +120,9 @@ class Relay:
         self.close()
 
     def _take_lock(self, outbox: Outbox, deadline: Deadline) -> None:
-        patience = Deadline(min(self._lock_seconds, deadline.remaining_seconds()))
+        lock_deadline = Deadline(min(self._lock_seconds, deadline.remaining_seconds()))
         while not outbox.try_lock():
-            if not patience.remaining_seconds():
+            if not lock_deadline.remaining_seconds():
                 raise PublisherBusy(
                     f"another publisher has held the relay's lock in Postgres for more than {self._lock_seconds:g} s; "
                     "it publishes these records, or the next cycle does once its session has ended"
@@ -130,16 +131,16 @@ class Relay:
 
 
 def _nothing_waits(outbox: Outbox) -> bool:
-    """Whether every record is published.
+    """Return whether every record is published.
 
-    The copy of the position is read first: both numbers only grow, so equal means equal.
+    The copy of the position is read first: both numbers only grow, so equal numbers cannot be a race.
     """
     return outbox.published_seq() == outbox.last_seq()
 
 
-def _give_back_lock(outbox: Outbox) -> None:
-    """Gives the lock back; a session that was cut has given it back already."""
+def _release_lock(outbox: Outbox) -> None:
+    """Release the lock; a session that was cut has released it already."""
     try:
         outbox.unlock()
-    except Exception:  # noqa: BLE001 - raised here, it would hide the error that is on its way
-        _log.warning("the relay's lock was not given back; it ends with its session", exc_info=True)
+    except Exception:
+        log.warning("the relay's lock was not released; it ends with its session", exc_info=True)

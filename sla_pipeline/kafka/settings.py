@@ -1,8 +1,4 @@
-"""Where Kafka is, what the topic is called, and the configuration of every client this package opens.
-
-What belongs here: the validated settings and the configuration dictionaries, each constant with its reason. What does
-not: opening a client (``clients.py``), or the settings of the topics themselves (``topics.py``).
-"""
+"""Validated Kafka settings: servers, topic and further client settings; ``client_config.py`` builds on them."""
 
 import json
 import re
@@ -18,47 +14,28 @@ __all__ = [
     "BOOTSTRAP_SERVERS_VARIABLE",
     "CLIENT_CONFIG_VARIABLE",
     "TOPIC_VARIABLE",
-    "ClientConfig",
     "KafkaSettings",
-    "admin_config",
-    "consumer_config",
-    "producer_config",
 ]
 
 BOOTSTRAP_SERVERS_VARIABLE = "SLA_KAFKA_BOOTSTRAP_SERVERS"
 TOPIC_VARIABLE = "SLA_KAFKA_TOPIC"
 CLIENT_CONFIG_VARIABLE = "SLA_KAFKA_CLIENT_CONFIG"
 
-ClientConfig = dict[str, str | int | bool]
-"""A configuration as librdkafka takes it."""
-
-# what Kafka accepts as a topic's name; 200 leaves room for the suffixes below under Kafka's own limit of 249
+# Kafka's form of a topic name; 200 leaves room for the suffixes below under Kafka's own limit of 249.
 _TOPIC_NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
-# a host is printable ASCII: the client library takes nothing else
+# The client library accepts only printable ASCII in a host.
 _SERVER = re.compile(r"(?:[A-Z0-9_]+://)?[!-+\-.0-~]+:([0-9]{1,5})")
 _HIGHEST_PORT = 65_535
 _WHOLE_NUMBER = re.compile(r"[0-9]{1,10}")
-# a larger one overflows inside the client library, which then goes by another number than we do
+# A larger number overflows inside the client library, which then uses another number than this package.
 _HIGHEST_NUMBER = 2_147_483_647
 
-# bounds how long a dead publisher's open transaction holds back every read_committed consumer (37-40 s with the
-# broker's own scan), and how long a delivery is tried; below the broker's default ceiling (transaction.max.timeout.ms,
-# 15 min) and shorter than a cycle's period
-TRANSACTION_TIMEOUT_MS = 30_000
-# the broker's port is often closed for a moment only: 18 instead of 57 ms for a takeover's connection
-_RECONNECT_BACKOFF_MS = 10
-# how long the broker holds an empty fetch: the end of a partition is told one fetch after its last record, so every
-# progress read pays it
-_FETCH_WAIT_MS = 10
-# how much a consumer may hold ahead of its reader: keeps a read of a million events in bounded memory at no loss of
-# speed
-_PREFETCH_KBYTES = 16_384
-# librdkafka's defaults: the relay must know what its queue holds and how large a piece it sends
+# librdkafka's defaults: the relay must know the size of its queue and of a batch.
 _QUEUE_MESSAGES = 100_000
 _QUEUE_KBYTES = 1_048_576
 _BATCH_BYTES = 1_000_000
 
-# settings on which exactly-once rests; "further settings" may not change them
+# Settings that exactly-once depends on; the further settings may not change them.
 _RESERVED = frozenset(
     {
         "acks",
@@ -104,7 +81,7 @@ _RESERVED = frozenset(
         "request.required.acks",
         "retries",
         "stats_cb",
-        # the mock cluster neither fences nor keeps transactions
+        # The mock cluster neither fences nor keeps transactions.
         "test.mock.num.brokers",
         "throttle_cb",
         "transaction.timeout.ms",
@@ -116,9 +93,10 @@ _SECRET_WORDS = ("password", "secret", "pem", "token", "jaas", "oauthbearer.conf
 
 @dataclass(frozen=True, slots=True)
 class KafkaSettings:
-    """What everything in this room takes. Raises ``ConfigurationError`` naming the setting, never a value of ``client_config``.
+    """Connection settings of every Kafka client.
 
-    ``client_config`` holds further settings of librdkafka as text (TLS, SASL); it is left out of ``repr``.
+    ``client_config`` holds further settings of librdkafka as text (TLS, SASL); ``repr`` shows their names only. Raises
+    ``ConfigurationError`` naming the setting, never a value of ``client_config``.
     """
 
     bootstrap_servers: str
@@ -142,7 +120,7 @@ class KafkaSettings:
             )
         for key, value in self.client_config.items():
             if not (_is_plain_text(key) and _is_plain_text(value)):
-                # such a key ends the process inside the client library, such a value is cut off there
+                # librdkafka aborts the process on such a key and truncates such a value.
                 raise ConfigurationError(
                     f"{CLIENT_CONFIG_VARIABLE}: the setting {quoted(key)} holds a NUL or half of a surrogate pair, in "
                     "its name or in its value; write plain text"
@@ -151,7 +129,7 @@ class KafkaSettings:
         if reserved:
             raise ConfigurationError(
                 f"the further client settings ({CLIENT_CONFIG_VARIABLE}) set {', '.join(reserved)}: exactly-once "
-                "publishing rests on the value that this package gives it; leave it out"
+                "publishing depends on the values of this package; leave it out"
             )
         object.__setattr__(self, "client_config", dict(self.client_config))
         for key in ("queue.buffering.max.messages", "queue.buffering.max.kbytes", "batch.size"):
@@ -166,32 +144,32 @@ class KafkaSettings:
 
     @property
     def progress_topic(self) -> str:
-        """The compacted topic that holds how far the relay came."""
+        """Compacted topic that holds the published position."""
         return f"{self.topic}.relay-progress"
 
     @property
     def transactional_id(self) -> str:
-        """One per environment: a new publisher under it fences the one before."""
+        """Transactional id, one per environment: a new publisher under it fences the one before."""
         return f"{self.topic}.relay"
 
     @property
     def group_id(self) -> str:
-        """A name that librdkafka asks of every consumer; no offset is ever committed under it."""
+        """Group name, which librdkafka requires of every consumer; no offset is ever committed under it."""
         return f"{self.topic}.readers"
 
     @property
     def queue_messages(self) -> int:
-        """How many records the producer's queue holds."""
+        """Most records in the producer's queue."""
         return self._whole_number("queue.buffering.max.messages", _QUEUE_MESSAGES)
 
     @property
     def queue_bytes(self) -> int:
-        """How many bytes the producer's queue holds."""
+        """Most bytes in the producer's queue."""
         return self._whole_number("queue.buffering.max.kbytes", _QUEUE_KBYTES) * 1024
 
     @property
     def batch_bytes(self) -> int:
-        """How many bytes the producer sends in one piece."""
+        """Most bytes in one batch of the producer."""
         return self._whole_number("batch.size", _BATCH_BYTES)
 
     def _whole_number(self, key: str, default: int) -> int:
@@ -204,7 +182,7 @@ class KafkaSettings:
         return int(text)
 
     def masked(self, text: str) -> str:
-        """``text`` without any secret of ``client_config``: librdkafka may quote a value that it refuses."""
+        """Return ``text`` without any secret of ``client_config``: librdkafka may quote a value that it refuses."""
         for key, value in self.client_config.items():
             if value and any(word in key for word in _SECRET_WORDS):
                 text = text.replace(value, "***")
@@ -212,9 +190,9 @@ class KafkaSettings:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> "KafkaSettings":
-        """The settings of SLA_KAFKA_BOOTSTRAP_SERVERS, SLA_KAFKA_TOPIC and SLA_KAFKA_CLIENT_CONFIG.
+        """Return the settings in SLA_KAFKA_BOOTSTRAP_SERVERS, SLA_KAFKA_TOPIC and SLA_KAFKA_CLIENT_CONFIG.
 
-        Raises ``ConfigurationError`` naming the variable and the remedy.
+        Raise ``ConfigurationError`` naming the variable and the remedy.
         """
         servers = variable(BOOTSTRAP_SERVERS_VARIABLE, environment)
         if not servers:
@@ -238,9 +216,9 @@ def _is_plain_text(text: str) -> bool:
 
 
 def _parse_client_config(text: str) -> dict[str, str]:
-    """The JSON object of scalars in ``text``, every value as librdkafka spells it.
+    """Return the JSON object of scalars in ``text``, every value as librdkafka spells it.
 
-    The text may hold a password: no error quotes it.
+    The text may hold a password, so no error quotes it.
     """
     if not text.strip():
         return {}
@@ -267,67 +245,3 @@ def _parse_client_config(text: str) -> dict[str, str]:
             kind = "null" if value is None else type(value).__name__
             raise ConfigurationError(f"{CLIENT_CONFIG_VARIABLE}: the value of {quoted(key)} is a {kind}; {remedy}")
     return config
-
-
-def _common(settings: KafkaSettings) -> ClientConfig:
-    return {
-        "bootstrap.servers": settings.bootstrap_servers,
-        "reconnect.backoff.ms": _RECONNECT_BACKOFF_MS,
-        # no topic by accident: a typing error would publish into the void
-        "allow.auto.create.topics": False,
-        # small requests, each waited for
-        "socket.nagle.disable": True,
-    }
-
-
-def producer_config(settings: KafkaSettings, *, largest_batch_bytes: int | None = None) -> ClientConfig:
-    """The configuration of a transactional producer.
-
-    ``largest_batch_bytes`` is the event topic's ``max.message.bytes``, where known.
-    """
-    return {
-        **_common(settings),
-        # the only codec that every client can read: KafkaJS, for one, stops at LZ4, Snappy and Zstandard
-        "compression.type": "none",
-        **settings.client_config,
-        # the broker's limit holds for a whole batch: with larger ones a topic of small messages would refuse small
-        # events too
-        "batch.size": min(settings.batch_bytes, largest_batch_bytes or settings.batch_bytes),
-        # what fences: the same name for every publisher of an environment. It brings enable.idempotence and acks=all
-        # with it
-        "transactional.id": settings.transactional_id,
-        "transaction.timeout.ms": TRANSACTION_TIMEOUT_MS,
-        # the Java client's, so that a ticket has one partition whoever writes
-        "partitioner": "murmur2_random",
-        # only failures are of interest, and a callback per event costs time
-        "delivery.report.only.error": True,
-    }
-
-
-def consumer_config(settings: KafkaSettings, *, isolation_level: str) -> ClientConfig:
-    """The configuration of a consumer that is given its partitions and never commits.
-
-    ``isolation_level`` is ``read_committed`` for records, ``read_uncommitted`` for the end of a partition: a
-    read_committed client tells the last stable offset instead, which may be 0 with a record there.
-    """
-    return {
-        **_common(settings),
-        "fetch.wait.max.ms": _FETCH_WAIT_MS,
-        "queued.max.messages.kbytes": _PREFETCH_KBYTES,
-        **settings.client_config,
-        "group.id": settings.group_id,
-        "enable.auto.commit": False,
-        "enable.auto.offset.store": False,
-        "isolation.level": isolation_level,
-        # how a reader knows that there is no more
-        "enable.partition.eof": True,
-        # a lost offset is an error, never a silent jump to an end
-        "auto.offset.reset": "error",
-        # a record damaged on the way is an error, not an event
-        "check.crcs": True,
-    }
-
-
-def admin_config(settings: KafkaSettings) -> ClientConfig:
-    """The configuration of an admin client."""
-    return {**_common(settings), **settings.client_config}

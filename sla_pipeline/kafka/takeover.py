@@ -1,30 +1,30 @@
 """One takeover: one producer, one transaction, every step of exactly-once in its order (SPEC 5.6, 7.2).
 
-The position is kept in Kafka, in the same transaction as the events it speaks of; Postgres holds only a copy of it. So
-there is no moment in which an event is out and its position is not. The steps, and why they come in this order:
+The position is stored in Kafka, in the same transaction as its events; Postgres holds only a copy. So no event is ever
+visible without its position. The steps, and the reasons for their order:
 
-- ``locked``: the advisory lock in Postgres is ours. For liveness alone: without it two publishers would fence each
-  other for ever, yet double nothing. The copy of the position is read now, before Kafka is touched.
-- ``connected``: a new producer has its connection, and both topics are still there.
-- ``fenced``: ``init_transactions`` has shut out every publisher before us, and what one had left open is committed or
-  aborted. No position read before this could be trusted: a paused publisher might still commit. Then the lock is looked
-  at again. A transaction of ours that the broker never ended is aborted here, if nothing of it is visible
-  (``hanging.py``); then this takeover ends, and the next one goes on.
-- ``progress_read``: the position, read to the true end of its topic.
-- ``rows_read``: how many records exist, read after the position, and the records themselves. Both numbers only grow, so
-  in this order a contradiction is never a race; any contradiction ends here, with nothing sent (``consistency.py``).
-- ``begun``, ``produced``, ``flushed``: one transaction with the events and the new position. Events are handed over
-  step by step, as many as can be delivered in time (``pace.py``); the position comes last and covers exactly those, so
-  the rest waits for the next transaction. Any raise of ``produce`` ends the takeover: a commit after it would succeed,
+- ``locked``: this publisher holds the advisory lock in Postgres. The lock serves liveness alone: without it two
+  publishers would fence each other endlessly, yet double nothing. The copy of the position is read now, before any
+  request to Kafka.
+- ``connected``: a new producer has its connection, and both topics still exist.
+- ``fenced``: ``init_transactions`` has fenced every earlier publisher, and the transaction that one left open is
+  committed or aborted. A position read before this could not be trusted: a paused publisher might still commit. Then
+  the lock is checked again. A transaction of this publisher that the broker never ended is aborted here, if nothing of
+  it is visible (``hanging.py``); then this takeover ends, and the next one continues.
+- ``progress_read``: the position is read to the true end of its topic.
+- ``rows_read``: the number of records is read after the position, then the records themselves. Both numbers only grow,
+  so in this order a contradiction is never a race; any contradiction ends here, with nothing sent (``consistency.py``).
+- ``begun``, ``produced``, ``flushed``: one transaction holds the events and the new position. Events are queued step by
+  step, as many as can be delivered in time (``pace.py``); the position comes last and covers exactly those, so the rest
+  waits for the next transaction. Any exception of ``produce`` ends the takeover: a commit after it would succeed,
   without the record. Every delivery must have succeeded.
-- ``committed``: with a time-out, which may be finite because this producer is never asked again.
+- ``committed``: the commit has a timeout, which may be finite because this producer is never used again.
 - ``advanced``: the copy in Postgres follows.
 
-One transaction for one producer: librdkafka ends transactions by the older protocol, in which a late commit of an
-earlier transaction can end a later one of the same producer. An exception anywhere leaves the outcome unknown, whatever
-it says: the same time-out was seen with the transaction committed and aborted. The producer is let go without abort or
-close, and the next takeover reads back what became of it. What does not belong here: when to take over and how often
-(``relay.py``), and mending a contradiction (``recovery.py``).
+One transaction per producer: librdkafka ends transactions by the older protocol, in which a late commit of an earlier
+transaction can end a later one of the same producer. An exception anywhere leaves the outcome unknown, whatever its
+text: the same timeout was seen with the transaction committed and aborted. The producer is discarded without abort or
+close, and the next takeover reads the outcome back. ``relay.py`` decides when to take over and how often.
 """
 
 import logging
@@ -38,7 +38,7 @@ from sla_pipeline.event import event_headers, event_key
 from sla_pipeline.kafka.clients import TransactionalProducer
 from sla_pipeline.kafka.consistency import require_agreement, require_progress, waiting_records
 from sla_pipeline.kafka.deadline import Deadline
-from sla_pipeline.kafka.faults import Scene, translate
+from sla_pipeline.kafka.faults import ErrorContext, translate
 from sla_pipeline.kafka.hanging import Hanging, abort_hanging, find_hanging, require_invisible
 from sla_pipeline.kafka.pace import Pace
 from sla_pipeline.kafka.progress import PROGRESS_KEY, PROGRESS_PARTITION, Progress, ProgressReader
@@ -49,37 +49,37 @@ from sla_pipeline.outbox import BreachRecord, Outbox
 
 __all__ = ["STEPS", "Takeover", "fitting_records"]
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
-# each step, and what is being done after it: for the message of an error
+# Activity after each step, for the message of an error.
 _DOING_AFTER = {
     "": "taking the publisher's lock",
     "locked": "connecting",
-    "connected": "shutting out earlier publishers",
+    "connected": "fencing earlier publishers",
     "fenced": "reading the progress topic",
     "progress_read": "reading the records to publish",
     "rows_read": "beginning a transaction",
-    "begun": "handing events to the client",
+    "begun": "queueing events",
     "produced": "delivering events",
     "flushed": "committing a transaction",
     "committed": "noting the new position in Postgres",
     "advanced": "ending a takeover",
 }
 STEPS = tuple(step for step in _DOING_AFTER if step)
-"""The names that ``on_step`` is called with, in order."""
+"""Names of the steps, in order, as ``on_step`` receives them."""
 
-# no single call waits longer; what is healthy answers in milliseconds, and after two limping calls there is time for a
-# third
+# Bounds each call: a healthy broker answers in milliseconds, and two slow calls leave time for a third.
 _CALL_SECONDS = 8.0
-# a look for the reason of a refusal, on top of the attempt's own time; a healthy broker answers in milliseconds
+# Bounds the check for the reason of a refusal, on top of the attempt's own time; a healthy broker needs milliseconds.
 _REFUSAL_SECONDS = 2.0
-# to abort a hanging transaction and to publish its events again takes under a second on a healthy broker
+# Least time left for aborting a hanging transaction: the abort and the repetition of its events take under a second on
+# a healthy broker.
 _ABORT_SECONDS = 5.0
-# delivering gets this share of what is left, and no more than this: the commit and the next position must fit into the
-# rest, and the whole transaction into transaction.timeout.ms (30 s)
+# Bound delivering, as a share of the time left and in seconds: the commit and the new position must fit into the rest,
+# and the whole transaction into transaction.timeout.ms (30 s).
 _DELIVERY_SHARE = 0.6
 _DELIVERY_SECONDS = 12.0
-# key, headers and the client's own bookkeeping of one record, generously
+# Generous estimate of one record's key, headers and bookkeeping in the client.
 _RECORD_OVERHEAD_BYTES = 1_024
 
 
@@ -90,15 +90,15 @@ def _size_bytes(record: BreachRecord) -> int:
 def fitting_records(
     records: Sequence[BreachRecord], pace: Pace, *, queue_messages: int, queue_bytes: int
 ) -> list[BreachRecord]:
-    """The first of ``records`` that ``pace`` allows in one step and the client's queue holds along with a progress record.
+    """Return the first of ``records`` that ``pace`` and the client's queue allow in one step, beside a progress record.
 
-    A full queue would end this takeover, and every later one too, so a step is never larger than the queue; a record
-    that does not fit into it even alone is tried as the first of a transaction only, which it then ends. None means
-    that the transaction ends here.
+    A full queue would end this takeover, and every later one too, so a step is never larger than the queue. A record
+    that is larger than the queue is tried only as the first of a transaction, which then ends in an error. No record
+    means that the transaction is complete.
     """
     within = records[: max(1, min(pace.most_records, queue_messages - 1))]
     sizes = accumulate(map(_size_bytes, within))
-    # half of the queue's bytes: librdkafka's byte accounting is not exactly known
+    # Half of the queue's bytes, because librdkafka's byte accounting is not exactly known.
     fitting = takewhile(lambda size: pace.allows(size) and (size <= queue_bytes // 2 or pace.is_first_step), sizes)
     count = sum(1 for _ in fitting)
     return list(within[:count])
@@ -106,11 +106,12 @@ def fitting_records(
 
 @dataclass(slots=True)
 class Takeover:
-    """One attempt. ``topics`` and ``reader`` are the relay's, kept between the takeovers of a cycle; all else ends with this object.
+    """One attempt to publish.
 
-    ``event_topic`` is what this cycle's check of the topics found; ``aborted_before`` the hanging transaction that the
-    takeover before this one gave up. ``aborted`` is the one that this takeover gave up: then it published nothing, and
-    another one must follow.
+    ``topics`` and ``reader`` belong to the relay, which keeps them between the takeovers of a cycle; everything else
+    ends with this object. ``event_topic`` is the result of this cycle's check; ``aborted_before`` the hanging
+    transaction that the previous takeover aborted. ``aborted`` is the one that this takeover aborted: then it published
+    nothing, and another takeover must follow.
     """
 
     settings: KafkaSettings
@@ -127,21 +128,21 @@ class Takeover:
     _step: str = field(default="", init=False)
     _doing: str = field(default=_DOING_AFTER[""], init=False)
     _producer: TransactionalProducer | None = field(default=None, init=False)
-    _handed_over: list[BreachRecord] = field(default_factory=list, init=False)
+    _queued: list[BreachRecord] = field(default_factory=list, init=False)
     _delivered_count: int = field(default=0, init=False)
 
     @property
     def smaller_limit(self) -> int:
-        """Most records for the next attempt of this cycle, after this one was too slow in delivering: half of what had arrived by then.
+        """Most records for the next attempt of this cycle: half of those delivered by one that was too slow.
 
-        0 when nothing had, or when the attempt failed elsewhere: then another attempt at once would be no smaller.
+        0 when none was delivered, or when the attempt failed elsewhere: a smaller attempt would not help.
         """
         return self._delivered_count // 2 if self._step in ("begun", "produced") else 0
 
     def run(self, totals: CycleTotals) -> None:
-        """Publishes up to ``transaction_limit`` waiting records and counts them in ``totals`` once they are committed.
+        """Publish up to ``transaction_limit`` waiting records, and count them in ``totals`` once they are committed.
 
-        Raises our own errors (``faults.translate``), or any other as it is. Whatever is raised, the producer is gone
+        Raise our own errors (``faults.translate``), or any other unchanged. After any error the producer is discarded
         and the reader closed.
         """
         ended_well = False
@@ -149,14 +150,14 @@ class Takeover:
             self._run(totals)
             ended_well = True
         except Exception as error:
-            ours = self._translated(error)
-            if self._step in ("begun", "produced") and isinstance(ours, KafkaSetupError | KafkaUnavailable):
-                ours = self._refusal() or ours
-            if ours is None or ours is error:
+            own_error = self._translated(error)
+            if self._step in ("begun", "produced") and isinstance(own_error, KafkaSetupError | KafkaUnavailable):
+                own_error = self._refusal() or own_error
+            if own_error is None or own_error is error:
                 raise
-            raise ours from error
+            raise own_error from error
         finally:
-            # an interruption (a BaseException) passes through here as well, untouched
+            # An interruption (a BaseException) passes through here too, unchanged.
             if self._producer is not None:
                 self._producer.drop()
             if not ended_well:
@@ -164,37 +165,39 @@ class Takeover:
 
     def _run(self, totals: CycleTotals) -> None:
         published_before = self.outbox.published_seq()
-        self._did("locked")
+        self._end_step("locked")
 
         producer = self._connect()
-        self._did("connected")
+        self._end_step("connected")
 
         fence(self.settings, producer, self._timeout())
         self._require_lock()
-        self._did("fenced")
+        self._end_step("fenced")
 
         self._abort_hanging(producer)
         if self.aborted is not None:
             return
 
         progress = require_progress(self.reader.read(self.deadline), self.settings.progress_topic)
-        self._did("progress_read")
+        self._end_step("progress_read")
 
         waiting = self._waiting(progress, published_before)
-        self._did("rows_read")
+        self._end_step("rows_read")
 
         records = self._transact(producer, waiting) if waiting else []
         if records:
             totals.published_count += len(records)
             totals.transaction_count += 1
-            self._did("committed")
+            self._end_step("committed")
         elif progress.seq > published_before:
-            _log.info(
-                "run %s had published up to sequence %d, which Postgres did not know yet", progress.run, progress.seq
+            log.info(
+                "run %s had published up to sequence %d, which was not recorded in Postgres yet",
+                progress.run,
+                progress.seq,
             )
 
         self.outbox.advance(records[-1].seq if records else progress.seq)
-        self._did("advanced")
+        self._end_step("advanced")
 
     def _connect(self) -> TransactionalProducer:
         self._producer = TransactionalProducer(self.settings, largest_batch_bytes=self.event_topic.max_message_bytes)
@@ -206,14 +209,14 @@ class Takeover:
         if hanging is None:
             return
         if self.aborted_before is not None or self.deadline.remaining_seconds() < _ABORT_SECONDS:
-            # whoever aborts must also publish again: until then, Postgres may hold a position that Kafka does not know
+            # An abort needs time to publish again: until then, Postgres may hold a position that Kafka lacks.
             raise KafkaUnavailable(
                 f"a transaction in {hanging.where} on Kafka at {self.settings.bootstrap_servers} has no end, and could "
                 "not be aborted in time; the next cycle tries again"
             )
         progress = require_progress(self.reader.read(self.deadline, behind_fence=False), self.settings.progress_topic)
         require_invisible(self.settings, self.event_topic, hanging, progress, self.deadline)
-        _log.warning(
+        log.warning(
             "the broker never ended a transaction in %s (KAFKA-20734); nothing of it is visible, so it is aborted, "
             "and published again",
             hanging.where,
@@ -225,56 +228,57 @@ class Takeover:
         if not self.outbox.holds_lock():
             raise PublisherFenced(
                 "the relay's lock in Postgres was lost while taking over, because its session was cut; another "
-                "publisher may have gone on"
+                "publisher may have taken over"
             )
 
     def _waiting(self, progress: Progress, published_before: int) -> list[BreachRecord]:
         last_seq = self.outbox.last_seq()
         published_before = self._without_aborted(progress, published_before)
         require_agreement(progress, published_before=published_before, last_seq=last_seq)
-        # the published row too, to know it again
+        # The published row is read too, to compare its digest.
         from_seq, limit = (progress.seq, self.transaction_limit + 1) if progress.seq else (1, self.transaction_limit)
         return waiting_records(progress, self.outbox.records_from(from_seq, limit), last_seq=last_seq)
 
     def _without_aborted(self, progress: Progress, published_before: int) -> int:
-        """The copy of the position, less what the takeover before this one aborted: its commit may have been
-        answered, and noted.
+        """Return the copy of the position without the transaction that the previous takeover aborted.
+
+        Its commit may have been answered, and recorded in Postgres.
         """
-        given_up = self.aborted_before.progress if self.aborted_before else None
-        if given_up and given_up.first == progress.seq + 1 and progress.seq < published_before <= given_up.seq:
+        aborted = self.aborted_before.progress if self.aborted_before else None
+        if aborted and aborted.first == progress.seq + 1 and progress.seq < published_before <= aborted.seq:
             return progress.seq
         return published_before
 
     def _transact(self, producer: TransactionalProducer, waiting: list[BreachRecord]) -> list[BreachRecord]:
-        """Publishes the first of ``waiting``, as many as can be delivered in time, and returns them."""
+        """Publish the first of ``waiting``, as many as can be delivered in time, and return them."""
         producer.begin()
-        self._did("begun")
+        self._end_step("begun")
 
-        records = self._hand_over(producer, waiting)
+        records = self._queue(producer, waiting)
         progress = Progress.of(records, self.run_id)
         producer.produce(self.settings.progress_topic, progress.to_json(), PROGRESS_KEY, partition=PROGRESS_PARTITION)
-        self._did("produced")
+        self._end_step("produced")
 
         producer.deliver(self._timeout())
-        self._did("flushed")
+        self._end_step("flushed")
 
         producer.commit(self._timeout())
         return records
 
-    def _hand_over(self, producer: TransactionalProducer, waiting: list[BreachRecord]) -> list[BreachRecord]:
-        """Hands over step by step, each after the one before has arrived; returns the records of all steps."""
+    def _queue(self, producer: TransactionalProducer, waiting: list[BreachRecord]) -> list[BreachRecord]:
+        """Queue records step by step, each after the delivery of the one before; return the records of all steps."""
         pace = Pace(min(_DELIVERY_SECONDS, self.deadline.remaining_seconds() * _DELIVERY_SHARE))
         queue = {"queue_messages": self.settings.queue_messages, "queue_bytes": self.settings.queue_bytes}
         count = 0
         while step := fitting_records(waiting[count:], pace, **queue):
             pace.begin_step()
             for record in step:
-                self._handed_over.append(record)
+                self._queued.append(record)
                 headers = event_headers(correlation_id=record.correlation_id, outbox_seq=record.seq)
                 producer.produce(self.settings.topic, record.payload, event_key(record.ticket_id), headers=headers)
             count += len(step)
             if count == len(waiting):
-                # the last step is waited for along with the progress record
+                # The last step is delivered together with the progress record.
                 break
             self._doing = "delivering events"
             producer.deliver(pace.remaining_seconds)
@@ -286,22 +290,22 @@ class Takeover:
     def _timeout(self) -> float:
         return self.deadline.timeout_seconds(_CALL_SECONDS)
 
-    def _did(self, step: str) -> None:
+    def _end_step(self, step: str) -> None:
         self._step, self._doing = step, _DOING_AFTER[step]
         self.on_step(step)
 
     def _translated(self, error: Exception) -> Exception | None:
-        """Our error for ``error``, made while the producer is still there to tell what it knows."""
+        """Return our error for ``error``, while the producer can still report its own."""
         producer, doing = self._producer, self._doing
         if producer is None:
-            return translate(error, Scene(self.settings, doing))
-        producer.hear()
+            return translate(error, ErrorContext(self.settings, doing))
+        producer.drain_callbacks()
         return translate(
             error,
-            Scene(
+            ErrorContext(
                 self.settings,
                 doing,
-                reported=producer.told,
+                reported=producer.reported_error,
                 rejected=self._rejected(producer),
                 transaction_open=self._step in ("begun", "produced", "flushed"),
                 throttled_seconds=producer.reports.throttled_seconds,
@@ -310,8 +314,9 @@ class Takeover:
         )
 
     def _refusal(self) -> KafkaSetupError | ReplicasMissing | None:
-        """What the topics' check finds now, after events were not taken: the client reports a refusal that it tries
-        again as a time-out.
+        """Return the fault that the topics' check finds, after the broker took no events.
+
+        The client retries some refusals and reports them as a timeout only.
         """
         try:
             self.topics.check(Deadline(_REFUSAL_SECONDS))
@@ -322,12 +327,12 @@ class Takeover:
         return None
 
     def _rejected(self, producer: TransactionalProducer) -> list[BreachRecord]:
-        """The records at fault: those whose delivery failed, the largest first, else the one that the client did not take.
+        """Return the records at fault: those not delivered, the largest first, else the one that the client refused.
 
-        A batch fails as a whole, and the broker does not tell because of which of its records.
+        A batch fails as a whole, and the broker does not name the record that caused it.
         """
         failed = set(producer.failed_keys())
         if failed:
-            found = [record for record in self._handed_over if event_key(record.ticket_id) in failed]
+            found = [record for record in self._queued if event_key(record.ticket_id) in failed]
             return sorted(found, key=lambda record: len(record.payload), reverse=True)
-        return self._handed_over[-1:] if self._step == "begun" else []
+        return self._queued[-1:] if self._step == "begun" else []

@@ -1,7 +1,4 @@
-"""The two topics: how they are created, and what is checked of them in every cycle.
-
-What belongs here: existence, partitions, settings, the first progress record. What does not: any other record on them.
-"""
+"""The event topic and the progress topic: their creation, and the check of their settings in every cycle."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -21,21 +18,22 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 )
 
 from sla_pipeline.errors import FailClosed, KafkaSetupError
-from sla_pipeline.kafka.clients import ClientReports, open_admin, partitions_of, translated
+from sla_pipeline.kafka.clients import ClientReports, cluster_with, open_admin, partitions_of, translated
 from sla_pipeline.kafka.deadline import Deadline
+from sla_pipeline.kafka.durability import IN_SYNC_REPLICAS, durability_gap, warn_of_gap
 from sla_pipeline.kafka.progress import PROGRESS_PARTITION, RECOVERY, Progress, ProgressReader, write_progress
 from sla_pipeline.kafka.refusals import ReplicasMissing, TopicConfig, require_replicas, require_usual_times, time_limits
 from sla_pipeline.kafka.settings import KafkaSettings
 
 __all__ = ["EventTopic", "TopicChecker", "check_topics", "create_topics", "end_offsets"]
 
-# the time for a check or a creation as a whole; a healthy broker needs milliseconds
+# Bounds a check or a creation as a whole; a healthy broker needs milliseconds.
 _ATTEMPT_SECONDS = 20.0
 _CALL_SECONDS = 8.0
 _SETTLING_POLL_SECONDS = 0.05
-# an election, or a broker that was restarted and reads its log again, takes about a second
+# Bounds the wait for leaders and replicas: an election, or a restarted broker that reads its log, takes about 1 s.
 _SETTLING_SECONDS = 3.0
-# what a broker answers about a partition that is new to it, or whose leader is just changing
+# Transient errors: a broker does not know a new partition yet, or the partition's leader is changing.
 _NOT_YET_KNOWN = (
     KafkaError.UNKNOWN_TOPIC_OR_PART,
     KafkaError.LEADER_NOT_AVAILABLE,
@@ -45,13 +43,11 @@ _NOT_YET_KNOWN = (
     KafkaError.OFFSET_NOT_AVAILABLE,
     KafkaError._NOENT,
 )
-# with three replicas, two must have an event before it counts: one broker may die without a loss or a stop
-_REPLICAS_FOR_TWO_IN_SYNC = 3
-# a broker that allows less than this could not even take one event with its headers
+# Least max.message.bytes: a smaller limit refuses even one event with its headers.
 _SMALLEST_EVENT_LIMIT_BYTES = 2_048
-# Kafka's default
+# Kafka's default, for the remedy.
 _USUAL_LIMIT_BYTES = 1_048_588
-# a client ends a request in its own time and says why; only one that does not is given up this much later
+# Added to a request's own timeout, at which the client raises the reason; only a request that never ends exceeds it.
 _GRACE_SECONDS = 1.0
 
 _Answer = TypeVar("_Answer")
@@ -59,20 +55,18 @@ _Answer = TypeVar("_Answer")
 
 @dataclass(frozen=True, slots=True)
 class EventTopic:
-    """What a check found out about the event topic; sizes in bytes, ``retention_ms`` -1 for ever.
+    """Settings of the event topic that publishing depends on.
 
-    ``time_limits`` are the settings that limit the time of an event, as name=value.
+    ``time_limits`` lists the settings that limit the time of an event, as name=value.
     """
 
     partition_count: int
     max_message_bytes: int
-    retention_ms: int
-    min_insync_replicas: int
     time_limits: str = ""
 
 
 class TopicChecker:
-    """Checks both topics over one admin client, which it keeps: 5 instead of 16 ms from the second check on."""
+    """Check of both topics, over one admin client that stays open: 5 instead of 16 ms from the second check on."""
 
     def __init__(self, settings: KafkaSettings) -> None:
         self._settings = settings
@@ -80,37 +74,52 @@ class TopicChecker:
         self._admin: AdminClient | None = None
 
     def check(self, deadline: Deadline) -> EventTopic:
-        """Raises ``KafkaSetupError`` that names topic, setting, value and remedy; ``KafkaUnavailable`` when there is no
-        answer.
+        """Return the event topic's settings; log a warning where a topic's replicas are too few.
+
+        Raise ``KafkaSetupError`` with topic, setting, value and remedy, or ``KafkaUnavailable`` without an answer.
         """
         admin, topics = self._client(), (self._settings.topic, self._settings.progress_topic)
-        # half of the time at most, so that time is left to report the fault
-        settling = Deadline(min(_SETTLING_SECONDS, deadline.remaining_seconds() / 2))
+        # At most half of the time, so that enough is left to report the fault.
+        settling_deadline = Deadline(min(_SETTLING_SECONDS, deadline.remaining_seconds() / 2))
         try:
-            partitions = {topic: self._partitions(admin, topic, deadline) for topic in topics}
+            partitions, broker_ids = self._partitions(admin, topics, deadline)
             configs = self._configs(admin, topics, deadline)
             while True:
                 try:
-                    return _judged(self._settings, partitions, configs)
+                    event_topic = _validated(self._settings, partitions, configs)
+                    break
                 except ReplicasMissing:
-                    if not settling.remaining_seconds():
+                    if not settling_deadline.remaining_seconds():
                         raise
                 time.sleep(_SETTLING_POLL_SECONDS)
-                partitions = {topic: self._partitions(admin, topic, deadline) for topic in topics}
+                partitions, broker_ids = self._partitions(admin, topics, deadline)
         except BaseException:
-            # the next one tells afresh why it cannot connect
+            # A new client reports again why it cannot connect.
             self.close()
             raise
+        for topic in topics:
+            if gap := durability_gap(TopicConfig(topic, configs[topic]), partitions[topic], broker_ids):
+                warn_of_gap(gap)
+        return event_topic
 
     def _client(self) -> AdminClient:
-        # not `or`: a client has a length, that of its queue, and so counts as false
+        # Not `or`: a client has a length, that of its queue, and an empty one is false.
         if self._admin is None:
             self._admin = open_admin(self._settings, self._reports)
         return self._admin
 
-    def _partitions(self, admin: AdminClient, topic: str, deadline: Deadline) -> dict[int, PartitionMetadata]:
-        with translated(self._settings, "looking up the topics", self._reports, poll=admin.poll, topic=topic):
-            return partitions_of(admin, topic, deadline.timeout_seconds(_CALL_SECONDS))
+    def _partitions(
+        self, admin: AdminClient, topics: tuple[str, ...], deadline: Deadline
+    ) -> tuple[dict[str, dict[int, PartitionMetadata]], set[int]]:
+        """Return the partitions of each topic, and the ids of the brokers."""
+        partitions: dict[str, dict[int, PartitionMetadata]] = {}
+        broker_ids: set[int] = set()
+        for topic in topics:
+            with translated(self._settings, "looking up the topics", self._reports, poll=admin.poll, topic=topic):
+                cluster = cluster_with(admin, topic, deadline.timeout_seconds(_CALL_SECONDS))
+            partitions[topic] = cluster.topics[topic].partitions
+            broker_ids.update(cluster.brokers)
+        return partitions, broker_ids
 
     def _configs(self, admin: AdminClient, topics: tuple[str, ...], deadline: Deadline) -> dict[str, dict[str, str]]:
         resources = [ConfigResource(ResourceType.TOPIC, topic) for topic in topics]
@@ -124,17 +133,17 @@ class TopicChecker:
         return configs
 
     def unended(self, event_topic: EventTopic, deadline: Deadline) -> list[TopicPartition]:
-        """Partitions with records of a transaction that has no end, each with the offset of the first one."""
+        """Return the partitions with records of an unended transaction, each with the offset of the first one."""
         places = [(self._settings.topic, partition) for partition in range(event_topic.partition_count)]
-        asked = {
+        requests = {
             TopicPartition(*place): _latest()
             for place in (*places, (self._settings.progress_topic, PROGRESS_PARTITION))
         }
 
-        def look() -> list[TopicPartition]:
+        def read_offsets() -> list[TopicPartition]:
             admin, timeout = self._client(), deadline.timeout_seconds(_CALL_SECONDS)
             stable, ends = (
-                admin.list_offsets(asked, isolation_level=level, request_timeout=timeout)
+                admin.list_offsets(requests, isolation_level=level, request_timeout=timeout)
                 for level in (IsolationLevel.READ_COMMITTED, IsolationLevel.READ_UNCOMMITTED)
             )
             found = [
@@ -146,31 +155,33 @@ class TopicChecker:
             ]
 
         with translated(self._settings, "looking for transactions without an end", self._reports):
-            # a client that has seen a partition's leader goes on to ask it; a new one looks it up
-            return _once_led(look, Deadline(deadline.timeout_seconds(_CALL_SECONDS)), before_next=self.close)
+            # A client keeps sending requests to a partition's former leader; a new client looks the leader up.
+            return _retry_until_led(
+                read_offsets, Deadline(deadline.timeout_seconds(_CALL_SECONDS)), before_next=self.close
+            )
 
     def close(self) -> None:
-        """Lets the admin client go, and what it has told. May be called again."""
+        """Discard the admin client and its reports. May be called again."""
         self._admin, self._reports = None, ClientReports()
 
 
 def _answer(future: "Future[_Answer]", timeout: float) -> _Answer:
-    """The result of a request that was given ``timeout``. Raises ``KafkaException``, also for one that never ends."""
+    """Return the result of a request sent with ``timeout``. Raise ``KafkaException``, also for one that never ends."""
     try:
         return future.result(timeout + _GRACE_SECONDS)
     except TimeoutError as error:
         raise KafkaException(KafkaError(KafkaError._TIMED_OUT, f"no answer after {timeout:.1f} s")) from error
 
 
-def _judged(
+def _validated(
     settings: KafkaSettings,
     partitions: Mapping[str, Mapping[int, PartitionMetadata]],
     configs: Mapping[str, Mapping[str, str]],
 ) -> EventTopic:
-    """The event topic's facts.
+    """Return the event topic's settings.
 
-    Raises ``KafkaSetupError`` for a setting under which events would be lost, doubled or refused, ``ReplicasMissing`` for
-    too few replicas.
+    Raise ``KafkaSetupError`` for a setting under which events would be lost, doubled or refused, ``ReplicasMissing``
+    for too few replicas in sync.
     """
     progress, event = (
         TopicConfig(topic, configs.get(topic, {})) for topic in (settings.progress_topic, settings.topic)
@@ -211,32 +222,32 @@ def _judged(
     return EventTopic(
         partition_count=len(partitions[settings.topic]),
         max_message_bytes=event.number("max.message.bytes"),
-        retention_ms=event.number("retention.ms"),
-        min_insync_replicas=event.number("min.insync.replicas"),
         time_limits=time_limits(event),
     )
 
 
 def check_topics(settings: KafkaSettings) -> EventTopic:
-    """Checks both topics once.
+    """Check both topics once.
 
-    Raises ``KafkaSetupError`` that names topic, setting, value and remedy, or ``KafkaUnavailable``.
+    Raise ``KafkaSetupError`` with topic, setting, value and remedy, or ``KafkaUnavailable``.
     """
     return TopicChecker(settings).check(Deadline(_ATTEMPT_SECONDS))
 
 
 def create_topics(settings: KafkaSettings, *, partitions: int = 3, replication_factor: int = 1) -> None:
-    """Creates what is missing of both topics and writes the progress record with sequence 0. Idempotent; the next call mends a crash.
+    """Create missing topics, and write the progress record with sequence 0.
 
-    The record is written when the progress topic holds none *and* the event topic has never held an event: only both
-    together mean a new installation. An event topic with a history beside an empty progress topic raises
-    ``FailClosed``: either the record was lost, or another program published there before. ``partitions`` and
-    ``replication_factor`` are for topics made now; one that exists stays as it is.
+    Idempotent: after a crash, call it again. The record is written when the progress topic holds none *and* the event
+    topic has never held an event: only both together mean a new installation. ``partitions`` and
+    ``replication_factor`` apply to topics created now; an existing one stays as it is. Raise ``FailClosed`` for an
+    event topic with a history beside an empty progress topic: either the record was lost, or another program published
+    there before.
     """
     deadline = Deadline(_ATTEMPT_SECONDS)
     reports = ClientReports()
     admin = open_admin(settings, reports)
-    in_sync = {"min.insync.replicas": "2"} if replication_factor >= _REPLICAS_FOR_TWO_IN_SYNC else {}
+    # One replica: the broker's default stays, since 1 would outlast a later increase of the replicas.
+    in_sync = {"min.insync.replicas": str(IN_SYNC_REPLICAS)} if replication_factor >= IN_SYNC_REPLICAS else {}
     wanted = [
         NewTopic(settings.topic, partitions, replication_factor, config={"cleanup.policy": "delete", **in_sync}),
         NewTopic(settings.progress_topic, 1, replication_factor, config={"cleanup.policy": "compact", **in_sync}),
@@ -258,26 +269,24 @@ def _await_creation(future: "Future[None]", timeout: float) -> None:
     try:
         _answer(future, timeout)
     except KafkaException as error:
-        # somebody else made it a moment ago, which is as good
+        # Another process has just created the topic, which is as good.
         if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
             raise
 
 
 def _await_leaders(settings: KafkaSettings, admin: AdminClient, deadline: Deadline) -> None:
-    """Waits until both topics can be used: the brokers learn of a new topic, and who leads it, some milliseconds
-    after it was made.
-    """
+    """Wait until both topics can be used: brokers learn of a new topic and its leaders some milliseconds later."""
     for topic in (settings.topic, settings.progress_topic):
-        _once_led(partial(_end_offsets, admin, topic, deadline), deadline)
+        _retry_until_led(partial(_end_offsets, admin, topic, deadline), deadline)
 
 
-def _once_led(
-    look: Callable[[], _Answer], deadline: Deadline, *, before_next: Callable[[], None] = lambda: None
+def _retry_until_led(
+    request: Callable[[], _Answer], deadline: Deadline, *, before_next: Callable[[], None] = lambda: None
 ) -> _Answer:
-    """The result of ``look``, which is called again while a partition's leader is not known or just changes."""
+    """Return the result of ``request``, repeated while a partition's leader is unknown or changing."""
     while True:
         try:
-            return look()
+            return request()
         except KafkaException as error:
             if error.args[0].code() not in _NOT_YET_KNOWN or not deadline.remaining_seconds():
                 raise
@@ -299,10 +308,10 @@ def _write_first_record(
                 "the publisher's position was lost with its topic, or another program published there before. Nothing "
                 f"is written. {RECOVERY}"
             )
-        return Progress.standing_at(0, "", "create_topics")
+        return Progress.without_events(0, "", "create_topics")
 
     try:
-        # a look without the fence first: on a running installation the call must not disturb the publisher
+        # First without the fence: on a running installation the call must not disturb the publisher.
         if reader.read(deadline, behind_fence=False) is None:
             write_progress(settings, deadline, first_record)
     finally:
@@ -312,8 +321,9 @@ def _write_first_record(
 def end_offsets(
     settings: KafkaSettings, admin: AdminClient, reports: ClientReports, topic: str, deadline: Deadline
 ) -> dict[int, int]:
-    """The end of every partition, open transactions included: what a read_committed client is told may be less than
-    what is there.
+    """Return the end of every partition, open transactions included.
+
+    A read_committed client may receive a lower offset.
     """
     with translated(settings, "looking up the end of the topic", reports, poll=admin.poll, topic=topic):
         return _end_offsets(admin, topic, deadline)
@@ -325,10 +335,10 @@ def _latest() -> OffsetSpec:
 
 
 def _end_offsets(admin: AdminClient, topic: str, deadline: Deadline) -> dict[int, int]:
-    asked = {
+    requests = {
         TopicPartition(topic, partition): _latest()
         for partition in partitions_of(admin, topic, deadline.timeout_seconds(_CALL_SECONDS))
     }
     timeout = deadline.timeout_seconds(_CALL_SECONDS)
-    answers = admin.list_offsets(asked, isolation_level=IsolationLevel.READ_UNCOMMITTED, request_timeout=timeout)
+    answers = admin.list_offsets(requests, isolation_level=IsolationLevel.READ_UNCOMMITTED, request_timeout=timeout)
     return {partition.partition: _answer(future, timeout).offset for partition, future in answers.items()}

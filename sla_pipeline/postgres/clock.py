@@ -8,7 +8,7 @@ from sla_pipeline.errors import ClockSkewError
 
 __all__ = ["MAX_SKEW_SECONDS", "check_clock"]
 
-# Bounds how much too early a worker ahead of the database can mark; NTP keeps machines within milliseconds.
+# Bounds the time by which a fast worker clock can mark too early; NTP keeps machines within milliseconds.
 MAX_SKEW_SECONDS = 5.0
 
 
@@ -19,6 +19,6 @@ def check_clock(connection: psycopg.Connection, now_utc: datetime) -> None:
     database: datetime = row[0]
     if abs(now_utc - database) > timedelta(seconds=MAX_SKEW_SECONDS):
         raise ClockSkewError(
-            f"the worker's clock says {now_utc.isoformat()}, the database's {database.isoformat()}: more than "
+            f"the worker's clock shows {now_utc.isoformat()}, the database's {database.isoformat()}: more than "
             f"{MAX_SKEW_SECONDS:g} s apart; nothing was marked; set the clocks (NTP) and run again"
         )

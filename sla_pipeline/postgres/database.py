@@ -33,7 +33,7 @@ class Database:
 
     @contextlib.contextmanager
     def session(self) -> Iterator[psycopg.Connection]:
-        """Yield the session, and translate the driver's errors into ``PostgresSetupError`` or ``PostgresUnavailable``."""
+        """Yield the session; raise ``PostgresSetupError`` or ``PostgresUnavailable`` for the driver's errors."""
         connection = self.connection()
         with translated_errors(self.settings):
             yield connection

@@ -1,8 +1,7 @@
-"""The journal of cycles, ``support.ticket_sla_cycles``: one row a cycle, written at its start and at its end.
+"""Journal of cycles, ``support.ticket_sla_cycles``: one row per cycle, written at its start and at its end.
 
-A running cycle's session holds an advisory lock on its row's number. Where the lock is free, the process that held it
-is dead: the next cycle says so in the journal (state ``abandoned``), at once and without a guess at how long a cycle
-may take.
+A running cycle's session holds an advisory lock on its row's id. Where the lock is free, the process that held it is
+dead: the next cycle records this at once (state ``abandoned``), without a guess at the duration of a cycle.
 """
 
 from datetime import datetime
@@ -29,7 +28,7 @@ __all__ = [
 TABLE = "support.ticket_sla_cycles"
 RIGHTS = "select, insert, update"
 
-# the first half of the two-part advisory lock that shows a cycle is alive; the number has no meaning
+# First half of the two-part advisory lock that shows a cycle is alive; the number has no meaning.
 _LIVENESS_CLASS = 740_551
 
 _START = """
@@ -41,13 +40,14 @@ _HOLD = "select pg_advisory_lock(%s, %s::bigint::bit(32)::integer)"
 _RELEASE = "select pg_advisory_unlock(%s, %s::bigint::bit(32)::integer)"
 # Index: ticket_sla_cycles_running. The lock is taken for this statement's transaction only.
 _SWEEP = """
-update support.ticket_sla_cycles set state = 'abandoned', finished_at = clock_timestamp(), error = 'the process died before recording its end'
+update support.ticket_sla_cycles
+set state = 'abandoned', finished_at = clock_timestamp(), error = 'the process died before recording its end'
 where state = 'running' and pg_try_advisory_xact_lock(%s, id::bit(32)::integer)
 returning id, run_id
 """
 
 # Index: ticket_sla_cycles_started; no run lasts an hour. The lock is held for this statement's transaction only, and
-# shared, so that two processes that ask at once do not mistake each other for the cycle.
+# shared, so that two concurrent checks do not mistake each other for the cycle.
 _IS_ALIVE = """
 select case state
     when 'running' then not pg_try_advisory_xact_lock_shared(%(liveness_class)s, id::bit(32)::integer)
@@ -58,11 +58,10 @@ from support.ticket_sla_cycles
 where run_id = %(run_id)s and started_at > clock_timestamp() - interval '1 hour'
 order by id desc limit 1
 """
-# After it has closed its row, a run only reports its end to Dagster: milliseconds.
+# Bounds the time between the end of a row and the end of its run, which only reports it to Dagster: milliseconds.
 _ENDING_SECONDS = 10
 
-
-# A second end of the same cycle is not written, except over "abandoned": a cycle that was taken for dead knows better.
+# Only the first end of a cycle is written, except over "abandoned": the cycle's own end is more accurate.
 _FINISH = """
 update support.ticket_sla_cycles set finished_at = clock_timestamp(), state = %(state)s, error = %(error)s, {columns}
 where id = %(cycle_id)s and state in ('running', 'abandoned')
@@ -74,7 +73,7 @@ select * from support.ticket_sla_cycles where id > %s and state not in ('running
 
 
 class FinishedCycle(NamedTuple):
-    """One row of the journal. ``error`` is None, or the texts of the errors, one a line."""
+    """One row of the journal. ``error`` is None, or the texts of the errors, one per line."""
 
     cycle_id: int
     run_id: str
@@ -90,7 +89,10 @@ def sweep_abandoned(connection: psycopg.Connection) -> list[tuple[int, str]]:
 
 
 def is_alive(connection: psycopg.Connection, run_id: str) -> bool | None:
-    """Whether the run's process is alive: its row is locked, or was closed just now. None when the run has no row."""
+    """Return whether the run's process is alive: its row is locked, or has just ended.
+
+    None when the run has no row.
+    """
     row = connection.execute(
         _IS_ALIVE, {"liveness_class": _LIVENESS_CLASS, "ending_seconds": _ENDING_SECONDS, "run_id": run_id}
     ).fetchone()
@@ -110,9 +112,9 @@ def start(connection: psycopg.Connection, *, run_id: str, now_utc: datetime, cyc
                 "tenant_id": cycle_input.tenant_id,
             },
         ).fetchone()
-        assert row is not None  # noqa: S101  an insert that returns always answers
+        assert row is not None  # noqa: S101  an insert with returning always returns a row
         cycle_id = int(row[0])
-        # before the commit: nobody sees the row without its lock
+        # Before the commit, so that the row is never visible without its lock.
         connection.execute(_HOLD, (_LIVENESS_CLASS, cycle_id))
     return cycle_id
 

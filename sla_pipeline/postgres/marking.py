@@ -1,10 +1,8 @@
 """Mark a batch: flag and breach record in one transaction (SPEC 5.4 to 5.6, 6).
 
-What belongs here: everything that happens between the locks of one batch and its commit. What does not: which tickets
-are tried (``tickets.claim``), what is done about a batch that failed (``monitor/batches.py``), publishing.
-
 The guarantee: a ticket's flag and its breach record are committed together or not at all, and the records' ``seq`` has
-no gap and is in the order of commits, because the row that hands it out is locked last and held until the commit.
+no gap and is in the order of commits, because the row that hands it out is locked after the tickets and held until the
+commit. ``tickets.claim`` selects the tickets, ``monitor/batches.py`` handles a batch that failed.
 """
 
 from collections import Counter
@@ -36,11 +34,12 @@ _KNOWN_PRIORITIES = frozenset(Priority)
 _MARK = "update support.tickets set sla_breached = true, updated_at = %(now_utc)s where id = any(%(ids)s::uuid[])"
 _LOCK_SEQUENCE = "select from support.ticket_sla_relay where id = 1 for no key update"
 # Index: primary keys. All tickets are locked and updated by this transaction already: the relay's row comes after them,
-# and no ticket is waited for while it is held. Payloads, JSON without a raw line break, go over as the lines of one text: in an array each of
-# their quotes would be escaped, in Python.
+# so the transaction waits for no ticket while it holds that row. Payloads, JSON without raw line breaks, are sent as
+# the lines of one text: psycopg would escape each of their quotes in an array, in Python.
 _RECORD = """
 with taken as (
-    update support.ticket_sla_relay set last_seq = last_seq + %(count)s where id = 1 returning last_seq - %(count)s as base
+    update support.ticket_sla_relay set last_seq = last_seq + %(count)s where id = 1
+    returning last_seq - %(count)s as base
 )
 insert into support.ticket_sla_breaches (seq, ticket_id, number, kind, due_at, breached_at, correlation_id, payload)
 select taken.base + breach.position, tickets.id, tickets.number, breach.kind,
@@ -64,9 +63,10 @@ class BadRow:
 
 @dataclass(slots=True)
 class BatchOutcome:
-    """A committed batch. ``bad`` are tickets without an event, ``missed`` those that were not free or no longer overdue.
+    """A committed batch.
 
-    ``unknown_priorities`` counts the events that went out with each priority that we do not know.
+    ``bad`` are tickets without an event, ``missed`` those that were locked by others or no longer overdue.
+    ``unknown_priorities`` counts the events with each priority that is not in our list.
     """
 
     by_kind: dict[BreachKind, int] = field(default_factory=lambda: dict.fromkeys(BreachKind, 0))
@@ -77,7 +77,7 @@ class BatchOutcome:
 
 
 class _RowUnchanged(Exception):
-    """A trigger or a rule of the database has kept a locked row from being updated."""
+    """A trigger or a rule of the database prevented the update of a locked row."""
 
 
 class BatchFailed(Exception):
@@ -89,7 +89,7 @@ class BatchFailed(Exception):
         self.tickets = tickets
 
     def scope(self, connection: psycopg.Connection) -> FaultScope:
-        """Return how far the fault reaches, as far as its code and the session show."""
+        """Return the scope of the fault, as far as its code and the session show it."""
         return FaultScope.ROW if isinstance(self._error, _RowUnchanged) else fault_scope(self._error, connection)
 
     def fault(self, settings: PostgresSettings) -> SlaPipelineError | None:
@@ -132,9 +132,9 @@ def mark_batch(
 ) -> BatchOutcome:
     """Mark those of ``ids`` that are still overdue and free, in ONE transaction with their breach records (SPEC 6).
 
-    Rows that others hold are skipped. Tickets of which no event can be built are left out; the others go through.
-    Raises ``BatchFailed`` for any other fault of the database, of the commit as well, and ``PostgresSetupError`` when the
-    row that hands out sequences is missing.
+    Rows that others hold are skipped. Tickets of which no event can be built are left out; the others are marked.
+    Raise ``BatchFailed`` for any other fault of the database, of the commit as well, and ``PostgresSetupError`` when
+    the row that hands out sequences is missing.
     """
     outcome = BatchOutcome()
     tickets: list[LockedTicket] = []
@@ -145,20 +145,20 @@ def mark_batch(
             written = _write(connection, tickets, now_utc=now_utc, run_id=run_id, bad=outcome.bad)
             on_step("batch_written")
     except (psycopg.Error, _RowUnchanged) as error:
-        # without the driver's error in the chain: its text may repeat what a row holds
+        # The driver's error is not chained, because its text may repeat values of a row.
         raise (stop_request_behind(error) or BatchFailed(error, tickets)) from None
     on_step("batch_committed")
-    for one in written:
-        outcome.by_kind[one.breach.kind] += 1
-        if one.ticket.priority not in _KNOWN_PRIORITIES and not one.ticket.recorded:
-            outcome.unknown_priorities[str(one.ticket.priority)] += 1
-    outcome.flags_restored = [one.ticket for one in written if one.ticket.recorded]
+    for item in written:
+        outcome.by_kind[item.breach.kind] += 1
+        if item.ticket.priority not in _KNOWN_PRIORITIES and not item.ticket.recorded:
+            outcome.unknown_priorities[str(item.ticket.priority)] += 1
+    outcome.flags_restored = [item.ticket for item in written if item.ticket.recorded]
     outcome.missed = list(set(ids).difference(ticket.id for ticket in tickets))
     return outcome
 
 
 def require_free_sequence(connection: psycopg.Connection, settings: PostgresSettings) -> None:
-    """Raise ``PostgresBusy`` when another session holds the row that hands out sequences: then no ticket passes."""
+    """Raise ``PostgresBusy`` when another session holds the row that hands out sequences: no ticket can be marked."""
     try:
         with translated_errors(settings), connection.transaction():
             connection.execute(_LOCK_SEQUENCE)
@@ -168,7 +168,7 @@ def require_free_sequence(connection: psycopg.Connection, settings: PostgresSett
 
 def _event_of(ticket: LockedTicket, now_utc: datetime) -> _Found | BadRow:
     breach = judge(ticket, now_utc)
-    if breach is None:  # the predicate in SQL let it through: never to be guessed at
+    if breach is None:  # rule and SQL disagree: never guess
         return _bad(ticket, BreachKind.RESOLUTION, "the rule does not find this ticket breached, the selection does")
     if breach.due_at == DISTANT_PAST:
         return _bad(ticket, breach.kind, "the deadline is not a date between the years 1 and 9999")
@@ -190,7 +190,7 @@ def _event_of(ticket: LockedTicket, now_utc: datetime) -> _Found | BadRow:
 
 
 def _reason(fault: "ErrorDetails") -> str:
-    """The field and its fault, without its value."""
+    """Return the field and its fault, without its value."""
     field_name = fault["loc"][0] if fault["loc"] else "event"
     return f"{field_name} is null" if fault["input"] is None else f"{field_name}: {fault['msg']}"
 
@@ -207,12 +207,12 @@ def _write(
     run_id: str,
     bad: list[BadRow],
 ) -> list[_Found]:
-    """Write all, or, where some make no event, all but those, which go to ``bad``."""
+    """Write all tickets, except those of which no event can be built; these are added to ``bad``."""
     try:
         with connection.transaction():
             return _write_all(connection, tickets, now_utc=now_utc, run_id=run_id)
-    except _EventsNotBuildable as without:
-        bad += without.rows
+    except _EventsNotBuildable as error:
+        bad += error.rows
     left_out = {row.ticket_id for row in bad}
     return _write_all(
         connection, [ticket for ticket in tickets if ticket.id not in left_out], now_utc=now_utc, run_id=run_id
@@ -229,20 +229,20 @@ def _write_all(
         marking = connection.execute(
             _MARK, {"now_utc": now_utc, "ids": id_array(ticket.id for ticket in tickets)}, prepare=True
         )
-        verdicts = [_event_of(ticket, now_utc) for ticket in tickets]
-        bad = [verdict for verdict in verdicts if isinstance(verdict, BadRow)]
-        found = [verdict for verdict in verdicts if isinstance(verdict, _Found)]
-        # a record exists where the flag was put back after it was set: such a ticket has had its event
-        fresh = [one for one in found if not one.ticket.recorded]
+        results = [_event_of(ticket, now_utc) for ticket in tickets]
+        bad = [result for result in results if isinstance(result, BadRow)]
+        found = [result for result in results if isinstance(result, _Found)]
+        # A ticket with a record has had its event: its flag was reset after it was set.
+        unrecorded = [item for item in found if not item.ticket.recorded]
         recording = connection.execute(
             _RECORD,
             {
                 "now_utc": now_utc,
                 "run_id": run_id,
-                "count": len(fresh),
-                "ids": id_array(one.ticket.id for one in fresh),
-                "kinds": ",".join(one.breach.kind.value for one in fresh),
-                "payloads": "\n".join(one.payload for one in fresh),
+                "count": len(unrecorded),
+                "ids": id_array(item.ticket.id for item in unrecorded),
+                "kinds": ",".join(item.breach.kind.value for item in unrecorded),
+                "payloads": "\n".join(item.payload for item in unrecorded),
             },
             prepare=True,
         )
@@ -250,6 +250,6 @@ def _write_all(
         raise _EventsNotBuildable(bad)
     if marking.rowcount != len(found):
         raise _RowUnchanged
-    if recording.rowcount != len(fresh):
+    if recording.rowcount != len(unrecorded):
         raise relay_row_missing()
     return found

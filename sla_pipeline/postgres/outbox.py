@@ -1,7 +1,6 @@
-"""The relay's side of Postgres: its lock, its position, the breach records that wait (``kafka/relay.py`` says why in which order).
+"""Outbox of the relay in Postgres: its lock, its position and the waiting breach records, over a session of its own.
 
-What belongs here: statements on ``ticket_sla_relay`` and reading of ``ticket_sla_breaches``, on a session of their own.
-What does not: writing of records (``marking.py``).
+``kafka/takeover.py`` has the order of the calls and the reasons for it; ``marking.py`` writes the records.
 """
 
 from types import TracebackType
@@ -13,15 +12,15 @@ from sla_pipeline.postgres.session import PostgresSettings, translated_errors
 
 __all__ = ["PostgresOutbox", "relay_row_missing"]
 
-# the number is the lock's name, hashed once: hashtextextended('Pin:lock:relay:support-ticket-sla-monitor', 0)
+# Name of the advisory lock; the lock's key is hashtextextended(name, 0).
 _LOCK_NAME = "Pin:lock:relay:support-ticket-sla-monitor"
-# longer than a whole takeover may take (20 s), so that only a publisher that froze loses its session, and with it the
-# lock
+# Bounds an idle session. Longer than a whole takeover may take (20 s): only a paused publisher loses its session, and
+# with it the lock.
 _IDLE_SESSION_TIMEOUT_MS = 25_000
 
 _TRY_LOCK = "select pg_try_advisory_lock(hashtextextended(%s, 0))"
 _UNLOCK = "select pg_advisory_unlock(hashtextextended(%s, 0))"
-# an advisory lock of one bigint shows as two halves, objsubid 1
+# pg_locks shows an advisory lock of one bigint as two halves, with objsubid 1.
 _HOLDS_LOCK = """
 select exists (
     select from pg_locks
@@ -29,19 +28,21 @@ select exists (
         and (classid::bigint << 32) | objid::bigint = hashtextextended(%s, 0)
 )
 """
-_NEXT_SEQ = "select last_seq from support.ticket_sla_relay where id = 1"
+_LAST_SEQ = "select last_seq from support.ticket_sla_relay where id = 1"
 _PUBLISHED_SEQ = "select published_seq from support.ticket_sla_relay where id = 1"
 # Index: the primary key, in its order.
 _RECORDS = """
-select seq, ticket_id, correlation_id, payload from support.ticket_sla_breaches where seq >= %(seq)s order by seq limit %(limit)s
+select seq, ticket_id, correlation_id, payload from support.ticket_sla_breaches
+where seq >= %(seq)s order by seq limit %(limit)s
 """
 _ADVANCE = """
-update support.ticket_sla_relay set published_seq = %(seq)s, published_at = clock_timestamp() where id = 1 and published_seq < %(seq)s
+update support.ticket_sla_relay set published_seq = %(seq)s, published_at = clock_timestamp()
+where id = 1 and published_seq < %(seq)s
 """
 
 
 def relay_row_missing() -> PostgresSetupError:
-    """The error for a lost row of ``ticket_sla_relay``."""
+    """Return the error for a lost row of ``ticket_sla_relay``."""
     return PostgresSetupError(
         "support.ticket_sla_relay has no row with id 1: somebody deleted it. Nothing is marked or published; run "
         "`sla-pipeline migrate`, which puts it back"
@@ -49,10 +50,7 @@ def relay_row_missing() -> PostgresSetupError:
 
 
 class PostgresOutbox:
-    """The outbox as the relay needs it, over one direct session.
-
-    Raises ``PostgresUnavailable`` or ``PostgresSetupError``.
-    """
+    """Outbox over one direct session. Its methods raise ``PostgresUnavailable`` or ``PostgresSetupError``."""
 
     def __init__(self, settings: PostgresSettings) -> None:
         self._settings = settings
@@ -75,30 +73,30 @@ class PostgresOutbox:
         return bool(self._scalar(_TRY_LOCK, (_LOCK_NAME,)))
 
     def holds_lock(self) -> bool:
-        """Whether this session still holds the lock, as the server knows it."""
+        """Return whether this session still holds the lock, according to the server."""
         return bool(self._scalar(_HOLDS_LOCK, (_LOCK_NAME,)))
 
     def unlock(self) -> None:
-        """Give the lock back."""
+        """Release the lock."""
         self._scalar(_UNLOCK, (_LOCK_NAME,))
 
     def last_seq(self) -> int:
-        """The last sequence that was handed out; 0 when there is no record yet."""
-        return self._position(_NEXT_SEQ)
+        """Return the last sequence handed out; 0 without any record."""
+        return self._position(_LAST_SEQ)
 
     def published_seq(self) -> int:
-        """The last sequence that Postgres knows to be published; it may lag behind the progress topic, never lead."""
+        """Return the last sequence recorded as published; it may lag behind the progress topic, never lead."""
         return self._position(_PUBLISHED_SEQ)
 
     def records_from(self, seq: int, limit: int) -> list[BreachRecord]:
-        """At most ``limit`` records from ``seq`` on, in the order of ``seq``."""
+        """Return at most ``limit`` records from ``seq`` on, in the order of ``seq``."""
         with translated_errors(self._settings):
             return list(
                 map(BreachRecord._make, self._connection.execute(_RECORDS, {"seq": seq, "limit": limit}).fetchall())
             )
 
     def advance(self, seq: int) -> None:
-        """Note that all up to ``seq`` is published; never goes back."""
+        """Record that all up to ``seq`` is published; never lower the position."""
         with translated_errors(self._settings):
             self._connection.execute(_ADVANCE, {"seq": seq})
 

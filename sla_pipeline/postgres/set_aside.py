@@ -1,6 +1,6 @@
-"""Statements on ``support.ticket_sla_set_aside``: overdue tickets that cannot be marked, out of the claim until their next try.
+"""Statements on ``support.ticket_sla_set_aside``: overdue tickets that cannot be marked, held until their next try.
 
-Why: one bad row must not stop the others, and many bad rows must not fill the ceiling of every cycle. They stay in the
+One bad row must not stop the others, and many bad rows must not fill the ceiling of every cycle. They stay in the
 backlog, are tried again with growing pauses, or at once when the row has changed, and leave the table when they are
 marked or no longer overdue.
 """
@@ -30,8 +30,8 @@ __all__ = [
 TABLE = "support.ticket_sla_set_aside"
 RIGHTS = "select, insert, update, delete"
 
-# A number that is no number may be as long as a book; 200 characters are more than a message shows. 1, 2, 4 ... minutes
-# after each failure, at most an hour, each five seconds short: a cycle that starts early must not skip its turn
+# A malformed number may be very long; 200 characters are more than a message shows. The pauses are 1, 2, 4 ... minutes,
+# at most an hour, each five seconds shorter, so that a cycle that starts early does not skip a try.
 _ADD = """
 insert into support.ticket_sla_set_aside as kept
     (ticket_id, number, kind, error, row_version, first_failed_at, last_failed_at, next_try_at)
@@ -48,13 +48,12 @@ on conflict (ticket_id) do update set
 _UNCHANGED = (
     f"tickets.id = s.ticket_id and {OVERDUE} and tickets.xmin::text = coalesce(s.row_version, tickets.xmin::text)"
 )
-# Index: primary keys; the table is small. The version is compared here and not in the claim, which reads the index
-# alone.
+# Index: primary keys; the table is small. The version is compared here, because the claim reads only the index.
 _FORGET_MENDED = f"""
 delete from support.ticket_sla_set_aside s
 where not exists (select from support.tickets where {_UNCHANGED})
 """
-# Reads the small table alone: at the end of a cycle `_FORGET_MENDED` has just been run.
+# Reads the small table alone: at the end of a cycle `_FORGET_MENDED` has just run.
 _ALL = "from support.ticket_sla_set_aside s"
 # Index: primary keys.
 _STILL = f"{_ALL} where exists (select from support.tickets where {_UNCHANGED})"
@@ -75,12 +74,12 @@ class RowSetAside(NamedTuple):
 
 
 def check_readable(connection: psycopg.Connection) -> None:
-    """Raises the driver's error when the table cannot be read."""
+    """Raise the driver's error when the table cannot be read."""
     connection.execute("select from support.ticket_sla_set_aside limit 0")
 
 
 def add(connection: psycopg.Connection, rows: Sequence[RowSetAside], *, now_utc: datetime) -> None:
-    """Set rows aside; one that is there already waits twice as long as before, at most an hour."""
+    """Set rows aside; a row already set aside waits twice as long as before, at most an hour."""
     if rows:
         ids, numbers, kinds, errors, versions = (list(column) for column in zip(*rows, strict=True))
         values = {
@@ -95,26 +94,28 @@ def add(connection: psycopg.Connection, rows: Sequence[RowSetAside], *, now_utc:
 
 
 def forget_mended(connection: psycopg.Connection, *, now_utc: datetime) -> None:
-    """Take rows out whose ticket is not overdue any more (marked, answered, closed, moved, deleted), or has changed
-    since it failed.
+    """Delete the rows of tickets that are no longer overdue, or have changed since they failed.
+
+    Such a ticket was marked, answered, closed, moved, deleted or corrected.
     """
     connection.execute(_FORGET_MENDED, {"now_utc": now_utc})
 
 
 def recorded(connection: psycopg.Connection, *, limit: int) -> SetAside:
-    """The rows of the table as the cycle leaves them, without a look at the tickets; ``limit`` of them in full."""
+    """Return the rows of the table at the end of a cycle, without reading the tickets; ``limit`` of them in full."""
     return _found(connection, _ALL, {"limit": limit})
 
 
 def still_set_aside(connection: psycopg.Connection, *, now_utc: datetime, limit: int) -> SetAside:
-    """The tickets set aside whose row is still the one that failed, and overdue: what a cycle at ``now_utc`` would
-    leave in the table.
+    """Return the tickets set aside that are unchanged and still overdue.
+
+    A cycle at ``now_utc`` would leave these in the table.
     """
     return _found(connection, _STILL, {"limit": limit, "now_utc": now_utc})
 
 
 def waiting(connection: psycopg.Connection, *, now_utc: datetime, tenant_id: str | None, limit: int) -> SetAside:
-    """Those of them that a cycle at ``now_utc`` would not try, since their next try is later."""
+    """Return those of them that a cycle at ``now_utc`` would not try, since their next try is later."""
     return _found(connection, _WAITING, {"limit": limit, "now_utc": now_utc, "tenant_id": tenant_id})
 
 
@@ -122,7 +123,7 @@ def _found(connection: psycopg.Connection, where: str, values: dict[str, object]
     row = connection.execute(f"select count(*) {where}", values).fetchone()
     count = int(row[0]) if row else 0
     if not count:
-        # as in nearly every cycle
+        # Nearly every cycle ends here.
         return SetAside()
     columns = "ticket_id, number, kind, error, try_count, first_failed_at, next_try_at"
     with connection.cursor(row_factory=args_row(TicketSetAside)) as cursor:

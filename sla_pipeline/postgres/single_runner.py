@@ -6,7 +6,7 @@ from sla_pipeline.errors import CycleLocked
 
 __all__ = ["take_single_runner_lock"]
 
-# the name of SPEC 2.2
+# Name from SPEC 2.2.
 _LOCK_NAME = "Pin:lock:job:scheduled:support-ticket-sla-monitor"
 
 

@@ -1,7 +1,7 @@
-"""Statements on ``support.tickets``, which belongs to the support service: find the overdue, lock a batch, count the backlog, preview.
+"""Statements that read and lock ``support.tickets``, which belongs to the support service.
 
-What belongs here: reading, and the locks of a batch. What does not: the mark itself (``marking.py``, one statement with
-the breach records). The predicates say ``breach.judge`` in SQL; a property test holds the two together.
+They find overdue tickets, lock a batch, count the backlog, and preview; ``marking.py`` writes the mark. The predicates
+are ``breach.judge`` in SQL; a property test checks that the two agree.
 
 Statuses and flags are literals: as parameters they would hide the partial indexes from the planner (0.07 ms became
 37-65 ms).
@@ -18,8 +18,12 @@ from psycopg.rows import args_row
 from sla_pipeline.postgres.session import TolerantTimestamptzLoader
 
 __all__ = [
+    "OF_TENANT",
+    "OVERDUE",
     "LockedTicket",
     "Preview",
+    "PreviewCount",
+    "PreviewTicket",
     "claim",
     "count_backlog",
     "id_array",
@@ -36,10 +40,10 @@ _FIRST_RESPONSE_OVERDUE = (
 _RESOLUTION_OVERDUE = (
     "status = 'InWork' and not sla_breached and resolved_at is null and resolution_due_at < %(now_utc)s"
 )
-# what the first branch holds already; `is not true`, since a ticket without a first deadline is in the second branch
-# only
+# Excludes the rows of the first branch; `is not true`, because a ticket without a first deadline is only in the second
+# branch.
 _NOT_FIRST_RESPONSE = "(first_response_at is null and first_response_due_at < %(now_utc)s) is not true"
-# not set aside in the very form that the row has now: what a cycle would take out of the table it tries at once
+# Not set aside in the row's present version: a cycle tries a changed row at once.
 _NOT_WAITING = (
     "not exists (select from support.ticket_sla_set_aside s where s.ticket_id = tickets.id and s.next_try_at > "
     "%(now_utc)s and tickets.xmin::text = coalesce(s.row_version, tickets.xmin::text))"
@@ -69,18 +73,19 @@ select id from (select * from first_response union all select * from resolution)
 order by first_response_due_at, id limit %(limit)s
 """
 _CLAIM = _CLAIM_WHERE.format(wanted=_NOT_SET_ASIDE)
-# for a cycle that cannot read the table of rows set aside
+# For a cycle that cannot read the table of rows set aside.
 _CLAIM_ALL = _CLAIM_WHERE.format(wanted="true")
 
-# Index: the primary key; `is true` hides the partial indexes, of which the planner would read all that is overdue for
-# each batch. The whole predicate again: what an operator has answered since the claim drops out, also when his commit
-# falls between this statement's snapshot and the lock (Postgres then judges the new version of the row). `no key
-# update` and not `update`: the latter would skip every ticket on which somebody is just writing a comment (its foreign
-# key). A ticket without a number is a bad row, and has to be named in words all the same.
+# Index: the primary key; `is true` hides the partial indexes, in which the planner would read all overdue tickets for
+# each batch. The predicate is repeated, so that a ticket answered since the claim drops out, also when that commit
+# falls between this statement's snapshot and the lock (Postgres then checks the new version of the row). `for update`
+# would skip every ticket on which somebody is writing a comment (its foreign key); `no key update` does not. A ticket
+# without a number is a bad row, and is still listed, with an empty number.
 _LOCK_BATCH = f"""
 select id, coalesce(number, '') as number, tenant_id, queue_id, requester_user_id, assignee_user_id, priority,
     status, sla_breached, first_response_due_at, first_response_at, resolution_due_at, resolved_at,
-    exists (select from support.ticket_sla_breaches b where b.ticket_id = tickets.id) as recorded, xmin::text as row_version
+    exists (select from support.ticket_sla_breaches b where b.ticket_id = tickets.id) as recorded,
+    xmin::text as row_version
 from support.tickets
 where id = any(%(ids)s::uuid[]) and {OVERDUE} is true and {OF_TENANT}
 order by first_response_due_at, id
@@ -94,7 +99,8 @@ _STILL_OVERDUE = (
 
 # Index: the primary key.
 _OTHER_QUEUES_FIRST = """
-select tickets.id from unnest(%(ids)s::uuid[]) with ordinality as claimed (id, position) join support.tickets on tickets.id = claimed.id
+select tickets.id
+from unnest(%(ids)s::uuid[]) with ordinality as claimed (id, position) join support.tickets on tickets.id = claimed.id
 order by coalesce(tickets.queue_id = any(%(queue_ids)s::uuid[]), false), claimed.position
 """
 
@@ -107,7 +113,8 @@ select (select count(*) from support.tickets where {_FIRST_RESPONSE_OVERDUE} and
 # Index: as the backlog's.
 _PREVIEW = f"""
 with overdue as (
-    select id, number, queue_id, priority, 'FirstResponse' as kind, first_response_due_at as due_at, first_response_due_at
+    select id, number, queue_id, priority, 'FirstResponse' as kind, first_response_due_at as due_at,
+        first_response_due_at
     from support.tickets where {_FIRST_RESPONSE_OVERDUE} and {OF_TENANT} and {{wanted}}
     union all
     select id, number, queue_id, priority, 'Resolution', resolution_due_at, first_response_due_at
@@ -121,9 +128,9 @@ _PREVIEW_OLDEST = "select id, number, kind, priority, due_at from overdue order 
 
 
 class LockedTicket(NamedTuple):
-    """A row that this transaction holds. Ids are text; a time that Python cannot hold is a distant past or future.
+    """A row that this transaction has locked, with the fields that ``breach.judge`` reads.
 
-    It has what ``breach.judge`` looks at.
+    Ids are text; a time outside Python's range is a distant past or future.
     """
 
     id: str
@@ -140,14 +147,14 @@ class LockedTicket(NamedTuple):
     resolution_due_at: datetime | None
     resolved_at: datetime | None
     recorded: bool
-    """A breach record exists: the flag was put back by somebody after it was marked."""
+    """True when a breach record exists: the flag was reset after the ticket was marked."""
     row_version: str
-    """The transaction that wrote this version of the row."""
+    """Transaction that wrote this version of the row."""
 
 
 @dataclass(frozen=True, slots=True)
 class PreviewCount:
-    """So many overdue tickets of one kind, queue and priority."""
+    """Number of overdue tickets of one kind, queue and priority."""
 
     kind: str
     queue_id: str | None
@@ -168,7 +175,7 @@ class PreviewTicket:
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """The overdue tickets that a cycle would try now."""
+    """Overdue tickets that a cycle would try now."""
 
     counts: list[PreviewCount]
     oldest: list[PreviewTicket]
@@ -180,9 +187,9 @@ class Preview:
 
 
 def id_array(ids: Iterable[str]) -> str:
-    """Ids as Postgres writes an array.
+    """Return ids as the text of a Postgres array.
 
-    Of a list the driver escapes each member, in Python, which takes longer than to lock the rows.
+    psycopg would escape each member of a list, in Python, which takes longer than locking the rows.
     """
     return "{" + ",".join(ids) + "}"
 
@@ -190,9 +197,9 @@ def id_array(ids: Iterable[str]) -> str:
 def claim(
     connection: psycopg.Connection, *, now_utc: datetime, tenant_id: str | None, limit: int, all_set_aside: bool = False
 ) -> list[str]:
-    """The ids of the first ``limit`` overdue tickets in the order of SPEC 5.3, without those set aside for later. Takes no lock.
+    """Return the ids of the first ``limit`` overdue tickets in the order of SPEC 5.3, except those set aside.
 
-    ``all_set_aside`` takes those as well, and reads only ``support.tickets``.
+    Takes no lock. ``all_set_aside`` includes those set aside, and reads only ``support.tickets``.
     """
     cursor = connection.execute(
         _CLAIM_ALL if all_set_aside else _CLAIM, {"now_utc": now_utc, "tenant_id": tenant_id, "limit": limit}
@@ -214,31 +221,31 @@ def lock_batch(
         except psycopg.DataError as error:
             if error.sqlstate is not None:
                 raise
-    # not the server but the driver complains, of a time that Python cannot hold: one odd row must not stop the batch
-    # that it is in
+    # The driver, not the server, refuses a time outside Python's range: one odd row must not stop its batch.
     with connection.cursor(row_factory=args_row(LockedTicket)) as cursor:
         cursor.adapters.register_loader("timestamptz", TolerantTimestamptzLoader)
         return cursor.execute(_LOCK_BATCH, values, prepare=True).fetchall()
 
 
 def still_overdue(connection: psycopg.Connection, ids: Sequence[str], *, now_utc: datetime) -> list[str]:
-    """Those of ``ids`` that are overdue as committed: after ``lock_batch`` passed them over, somebody else holds
-    them.
+    """Return those of ``ids`` that are overdue as committed.
+
+    Such a ticket that ``lock_batch`` skipped is locked by another session.
     """
     cursor = connection.execute(_STILL_OVERDUE, {"ids": id_array(ids), "now_utc": now_utc})
     return [ticket_id for (ticket_id,) in cursor]
 
 
 def other_queues_first(connection: psycopg.Connection, ids: Sequence[str], queue_ids: Iterable[str]) -> list[str]:
-    """``ids`` in their order, but those of the queues ``queue_ids`` last; without the tickets that are gone."""
+    """Return ``ids`` in their order, but those of the queues ``queue_ids`` last; without deleted tickets."""
     cursor = connection.execute(_OTHER_QUEUES_FIRST, {"ids": id_array(ids), "queue_ids": id_array(queue_ids)})
     return [ticket_id for (ticket_id,) in cursor]
 
 
 def count_backlog(connection: psycopg.Connection, *, now_utc: datetime, tenant_id: str | None = None) -> int:
-    """How many tickets are overdue and not marked (SPEC 3.5), those set aside included."""
+    """Return the number of overdue, unmarked tickets (SPEC 3.5), those set aside included."""
     row = connection.execute(_BACKLOG, {"now_utc": now_utc, "tenant_id": tenant_id}).fetchone()
-    assert row is not None  # noqa: S101  an aggregate always answers
+    assert row is not None  # noqa: S101  an aggregate always returns a row
     return int(row[0])
 
 
@@ -250,9 +257,9 @@ def preview(
     oldest: int,
     all_set_aside: bool = False,
 ) -> Preview:
-    """What a cycle at ``now_utc`` would try to mark, and the ``oldest`` of these tickets by the deadline that passed. Changes nothing.
+    """Return what a cycle at ``now_utc`` would try to mark, and its ``oldest`` tickets by deadline. Changes nothing.
 
-    ``all_set_aside`` takes those set aside as well, as ``claim`` does, and reads only ``support.tickets``.
+    ``all_set_aside`` includes those set aside, as in ``claim``, and reads only ``support.tickets``.
     """
     overdue = _PREVIEW.format(wanted="true" if all_set_aside else _NOT_WAITING)
     values = {"now_utc": now_utc, "tenant_id": tenant_id, "limit": oldest}

@@ -1,6 +1,6 @@
-"""Diagnosis: what the event topic, the progress record and Postgres show together, and the repair that follows from it.
+"""Diagnosis from the event topic, the progress record and Postgres together, and the repair that follows from it.
 
-Pure. ``repair.py`` collects the facts and carries the repair out.
+Pure: ``repair.py`` collects the facts and carries the repair out.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,25 +18,25 @@ _LISTED_RUNS = 5
 
 
 class State(Enum):
-    """What is the matter."""
+    """Diagnosis outcome."""
 
     AGREED = "Postgres and Kafka agree"
     PROGRESS_LOST = "the progress record is missing or wrong"
     DATABASE_REWOUND = "Postgres lacks records that are published"
     EVENTS_MISSING = "published records have no event on the topic"
-    UNDECIDABLE = "what was published cannot be told from what is left"
+    UNDECIDABLE = "it cannot be determined what was published"
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What was found, and what a repair does about it.
+    """Findings, and the repair that they determine.
 
     ``common_seq`` is the last record that Postgres and the topic share; ``position`` the sequence up to which all is
-    published; ``lost_count`` records are on the topic and not in Postgres; ``reasons`` tell why nothing can be decided.
-    ``missing`` are the sequences up to there that are in Postgres and, provably, not on the topic
-    (``TopicContents.expired_below``): in every state, but they are published again only in ``EVENTS_MISSING``.
-    ``foreign`` shows the first of the ``foreign_count`` records that are not ours; ``foreign_progress`` the record
-    behind the newest progress record that is ours.
+    published; ``lost_count`` records are on the topic and not in Postgres; ``reasons`` explain why nothing can be
+    decided. ``missing`` are the sequences up to ``position`` that are in Postgres and, provably, not on the topic
+    (``TopicContents.expired_below``): they are listed in every state, and published again in ``EVENTS_MISSING`` only.
+    ``foreign`` shows the first of the ``foreign_count`` records of other programs; ``foreign_progress`` is such a
+    record behind the newest progress record of this package.
     """
 
     state: State
@@ -55,42 +55,43 @@ class Diagnosis:
     foreign_progress: str = ""
 
     @property
-    def repairs(self) -> tuple[State, int, int, tuple[range, ...]]:
-        """Everything that determines a repair."""
+    def plan(self) -> tuple[State, int, int, tuple[range, ...]]:
+        """Fields that determine the repair."""
         return self.state, self.common_seq, self.position, self.missing
 
     @property
     def missing_count(self) -> int:
-        """Published records without an event that retention does not explain; the auditor's
-        ``record_without_event``.
+        """Number of published records without an event, not explained by retention.
+
+        The auditor's ``record_without_event``.
         """
         return sum(map(len, self.missing))
 
     @property
     def lost_count(self) -> int:
-        """Records to be written back."""
+        """Number of records to write back."""
         return self.position - self.common_seq if self.state is State.DATABASE_REWOUND else 0
 
     @property
     def question(self) -> str:
-        """The question to be confirmed before a repair."""
+        """Question that a person confirms before a repair."""
         if self.state is State.EVENTS_MISSING:
             return f"Publish {self.missing_count} events again now?"
         return "Repair it now?"
 
     def lines(self) -> list[str]:
-        """For a person: the finding, the numbers, what a repair does."""
+        """Return the outcome, the numbers and the repair, for a person."""
         progress = (
             f"sequence {self.progress.seq} (run {self.progress.run}, {self.progress.at})" if self.progress else "none"
         )
         found = [
             f"finding: {self.state.value}",
-            f"on the event topic: {self.topic_count} events of ours, the last with sequence {self.topic_last_seq}; "
-            f"{self.foreign_count} of others",
+            f"on the event topic: {self.topic_count} breach events, the last with sequence {self.topic_last_seq}; "
+            f"{self.foreign_count} records of other programs",
             *self.foreign,
             f"progress record in Kafka: {progress}",
             *([f"behind it: {self.foreign_progress}"] if self.foreign_progress else []),
-            f"in Postgres: {self.last_seq} handed out, {self.published_seq} noted as published",
+            f"in Postgres: {self.last_seq} handed out, {self.published_seq} recorded as published",
         ]
         if self.missing:
             found.append(
@@ -99,7 +100,7 @@ class Diagnosis:
             )
             if self.state in (State.PROGRESS_LOST, State.DATABASE_REWOUND):
                 found.append(
-                    "note: the repair below comes first; publishing the missing ones again is a question of its own"
+                    "note: the repair below comes first; publishing the missing ones again is a separate question"
                 )
         match self.state:
             case State.AGREED:
@@ -108,7 +109,7 @@ class Diagnosis:
                 return [
                     *found,
                     "note: the events up to there are not on the topic any more, so the position rests on Postgres "
-                    "alone; what one attempt published without noting it there would be published again",
+                    "alone; events that one attempt published without recording it there would be published again",
                     f"repair: write a progress record with sequence {self.position}; publishing then goes on with "
                     f"{self.position + 1}",
                 ]
@@ -123,7 +124,7 @@ class Diagnosis:
                     *found,
                     f"repair: write {self.lost_count} records back from their events (sequences {self.common_seq + 1} "
                     f"to {self.position}), drop the records made since for the same tickets, put the other new ones "
-                    "behind",
+                    "after them",
                 ]
             case State.EVENTS_MISSING:
                 return [
@@ -144,12 +145,12 @@ class Diagnosis:
     @property
     def _proof(self) -> str:
         if self.expired_below:
-            return f"what the topic has lost at its beginning is older than sequence {self.expired_below}"
-        return "the topic begins at its first offset, nothing was ever removed from it"
+            return f"all events that the topic has lost at its beginning are older than sequence {self.expired_below}"
+        return "the topic begins at its first offset, so nothing was ever removed from it"
 
 
 def _listed(ranges: Sequence[range]) -> str:
-    shown = [str(one[0]) if len(one) == 1 else f"{one[0]} to {one[-1]}" for one in ranges[:_LISTED_RUNS]]
+    shown = [str(run[0]) if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in ranges[:_LISTED_RUNS]]
     return ", ".join(shown) + (f" and {len(ranges) - _LISTED_RUNS} further runs" if len(ranges) > _LISTED_RUNS else "")
 
 
@@ -162,11 +163,11 @@ def compare(
     progress: Progress | None,
     elsewhere: Mapping[int, int] = MappingProxyType({}),
 ) -> Diagnosis:
-    """The diagnosis; pure.
+    """Return the diagnosis.
 
-    ``rows`` maps the sequences in Postgres to their digests: all where the topic is whole, else from its lowest
-    sequence or the position on. ``elsewhere`` maps those that are not on the topic, but whose ticket is, to the
-    sequence of that event.
+    ``rows`` maps the sequences in Postgres to their digests: all where the topic is complete, else from its lowest
+    sequence or the position on. ``elsewhere`` maps sequences that are not on the topic to the sequence of another event
+    of the same ticket.
     """
     last = topic.last_seq
     reasons = list(topic.faults)
@@ -204,8 +205,8 @@ def compare(
         reasons.append(f"record {absent} is missing from Postgres, and there is no event to write it back from")
     if progress is not None and progress.seq > position:
         reasons.append(
-            f"the progress record says that {progress.seq} is published, but no event nor record shows what came "
-            f"after {position}"
+            f"the progress record states that {progress.seq} is published, but no event and no record exists after "
+            f"{position}"
         )
     return Diagnosis(
         state=State.UNDECIDABLE if reasons else state,
@@ -225,7 +226,7 @@ def compare(
 
 
 def _missing(topic: TopicContents, rows: Mapping[int, str], *, up_to: int) -> tuple[range, ...]:
-    """The runs of sequences in Postgres, up to ``up_to``, that are provably not on the topic."""
+    """Return the runs of sequences in Postgres, up to ``up_to``, that are provably not on the topic."""
     runs: list[range] = []
     for seq in sorted(seq for seq in rows if topic.expired_below <= seq <= up_to and seq not in topic.digests):
         if runs and runs[-1].stop == seq:
@@ -238,19 +239,20 @@ def _missing(topic: TopicContents, rows: Mapping[int, str], *, up_to: int) -> tu
 def _unshared_common(
     topic: TopicContents, rows: Mapping[int, str], *, last_seq: int, published_seq: int, reasons: list[str]
 ) -> int:
-    """The last common record where no record of Postgres matches an event; adds to ``reasons`` when it cannot be
-    told.
+    """Return the last common record where no record of Postgres matches an event.
+
+    Adds to ``reasons`` when it cannot be determined.
     """
     last = topic.last_seq
     if not topic.digests or (min(rows, default=0) > last and published_seq >= last):
-        # nothing of ours is on the topic, or only what is so old that Postgres has let go of it
+        # The topic holds no breach event, or only events so old that Postgres has deleted their records.
         return last
     if topic.complete_from == 1:
-        # the topic goes back to the first event, and Postgres shares none of it
+        # The topic goes back to the first event, and Postgres shares none.
         return 0
     if last_seq < topic.complete_from and last_seq == published_seq:
-        # Postgres knows all that it has to be published; its records after published_seq could be new ones, under old
-        # sequences
+        # All records in Postgres are recorded as published; records after published_seq could be new ones, under old
+        # sequences.
         return last_seq
     reasons.append(
         f"no record in Postgres matches an event on the topic, which goes back to sequence {topic.complete_from} only"

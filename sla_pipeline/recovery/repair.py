@@ -1,27 +1,27 @@
-"""Recovery: diagnose and repair what the relay refuses to guess, from the events that are on the topic.
+"""Diagnose and repair contradictions that the relay refuses to guess about, from the events on the topic.
 
 Runs only on a person's request (``sla-pipeline recover``).
 
-Three states can be mended, alone or together:
+Three states can be repaired, alone or together:
 
-- *The progress record is lost* (its topic was deleted, emptied, made anew, or restored from an older copy). Events go
-  out in the order of their sequence, so the last sequence on the topic is the position; where the topic has forgotten
-  it (retention), Postgres's copy is. Repair writes one progress record, with no event. Nothing is sent, nothing is
-  changed in Postgres but its copy of the position.
-- *Postgres was rewound* (restored from a backup, or failed over to a replica that lagged) and perhaps went on. The
-  topic then holds events that Postgres no longer knows, after the last record that both have. Repair writes those
-  records back from their events, under their old sequences, byte for byte as they were; it drops the records that
-  Postgres has made since for the same tickets, because their event is out; and it puts the remaining new ones behind,
-  where the next cycle publishes them. So no ticket is sent twice and none is left out. Flags on tickets are not
-  touched: where the backup lost one, the next cycle sets it again, finds the record, and sends nothing. The topic is
-  read a second time for the records; unless it holds exactly what the first reading found, nothing is changed.
+- *The progress record is lost* (its topic was deleted, emptied, re-created, or restored from an older copy). Events are
+  published in the order of their sequence, so the last sequence on the topic is the position; where retention has
+  removed that event, Postgres's copy is. The repair writes one progress record, without events. It sends nothing, and
+  changes nothing in Postgres but its copy of the position.
+- *Postgres was rewound* (restored from a backup, or failed over to a replica that lagged), and cycles may have run
+  since. The topic then holds events after the last record that both share, and Postgres lacks their records. The repair
+  writes those records back from their events, under their old sequences, byte for byte; it drops the records made since
+  for the same tickets, because their events are published; and it puts the remaining new ones after them, where the
+  next cycle publishes them. So no ticket is sent twice and none is left out. Flags on tickets are not changed: where
+  the backup lost one, the next cycle sets it again, finds the record, and sends nothing. The topic is read a second
+  time for the records; unless the second reading matches the first exactly, nothing is changed.
 - *Events are missing*: records that both positions count as published have no event, and retention does not explain it
-  (the event topic was deleted and re-created, or a broker lost what it had acknowledged). Repair publishes exactly
-  these again (``republish.py``). This comes last: the two repairs above settle first which records are published.
+  (the event topic was deleted and re-created, or a broker lost acknowledged records). The repair publishes exactly
+  these again (``republish.py``). It comes last: the two repairs above first determine which records are published.
 
-What cannot be told from what is left is not repaired: events of the time in question have expired, a record was deleted
-from the middle, the topic itself holds a sequence or a ticket twice. Then the diagnosis says what contradicts, and a
-person must decide by hand.
+Nothing is repaired where the remaining data do not determine what was published: events of the time in question have
+expired, a record was deleted from the middle, the topic holds a sequence or a ticket twice. Then the diagnosis lists
+the contradictions, and a person must decide by hand.
 """
 
 import contextlib
@@ -49,16 +49,16 @@ __all__ = ["diagnose", "repair"]
 _ATTEMPT_SECONDS = 1_800.0
 _LOCK_SECONDS = 5.0
 _LOCK_POLL_SECONDS = 0.1
-# The server ends a silent session, and with it the lock; a query is sent more often than that.
+# Interval of the queries that keep the session alive: the server ends an idle one after 25 s, and with it the lock.
 _KEEPALIVE_SECONDS = 5.0
 # Bounds the records read from Postgres at a time.
 _PAGE = 10_000
 
 
 def diagnose(settings: KafkaSettings, outbox: Outbox, *, on_progress: OnProgress | None = None) -> Diagnosis:
-    """Compares topic, progress record and Postgres; changes nothing.
+    """Compare topic, progress record and Postgres; change nothing.
 
-    Holds the relay's lock meanwhile, so that no publisher moves what is compared. Raises ``PublisherBusy``,
+    Holds the relay's lock meanwhile, so that no publisher changes the data. Raise ``PublisherBusy``,
     ``KafkaUnavailable``, ``KafkaSetupError``, or what the outbox raises.
     """
     with _locked(outbox):
@@ -73,23 +73,24 @@ def repair(
     confirmed: Diagnosis | None = None,
     on_progress: OnProgress | None = None,
 ) -> Diagnosis:
-    """Shuts out every publisher, diagnoses again, and mends it; returns what was found. Run again after a crash, it goes on.
+    """Fence every publisher, diagnose again, repair, and return the diagnosis. After a crash, run it again.
 
-    ``confirmed`` is the diagnosis that a person has agreed to; where the new one would do something else, nothing is
-    done. ``run_id`` is noted in the progress record. Postgres is mended first, in one transaction; the progress record
-    follows. Missing events are published again in a repair of their own, when all else agrees. Raises ``FailClosed``
-    with the reasons when nothing can be decided or the topic changes while it is read, and what ``diagnose`` raises.
+    ``confirmed`` is the diagnosis that a person has confirmed; where the new one plans another repair, nothing is done.
+    ``run_id`` is stored in the progress record. Postgres is repaired first, in one transaction; the progress record
+    follows. Missing events are published again in a repair of their own, when everything else agrees. Raise
+    ``FailClosed`` with the reasons when nothing can be decided or the topic changes while it is read, and what
+    ``diagnose`` raises.
     """
     deadline = Deadline(_ATTEMPT_SECONDS)
     found: list[Diagnosis] = []
 
-    def mended() -> Progress | None:
-        """Behind the fence."""
+    def repair_behind_fence() -> Progress | None:
+        """Diagnose and repair behind the fence; return the progress record to write."""
         diagnosis, topic = _diagnosed(settings, outbox, deadline, behind_fence=True, on_progress=on_progress)
         found.append(diagnosis)
         if diagnosis.state is State.UNDECIDABLE:
             raise FailClosed(f"nothing was changed: {'; '.join(diagnosis.reasons)}. {RECOVERY}")
-        if confirmed is not None and diagnosis.repairs != confirmed.repairs:
+        if confirmed is not None and diagnosis.plan != confirmed.plan:
             raise FailClosed(
                 "the situation has changed since it was diagnosed, and nothing was changed; run `sla-pipeline "
                 "recover` again"
@@ -110,17 +111,17 @@ def repair(
             and not diagnosis.foreign_progress
         ):
             return None
-        return Progress.standing_at(diagnosis.position, digest, run_id)
+        return Progress.without_events(diagnosis.position, digest, run_id)
 
     with _locked(outbox):
-        write_progress(settings, deadline, mended)
+        write_progress(settings, deadline, repair_behind_fence)
         (diagnosis,) = found
         if diagnosis.state is State.EVENTS_MISSING and diagnosis.progress is not None:
             republish(
                 settings,
                 outbox,
                 diagnosis.missing,
-                standing=diagnosis.progress,
+                last_progress=diagnosis.progress,
                 run_id=run_id,
                 deadline=deadline,
                 on_progress=on_progress,
@@ -133,13 +134,13 @@ def _diagnosed(
 ) -> tuple[Diagnosis, TopicContents]:
     reader = ProgressReader(settings)
     try:
-        progress, foreign_progress = reader.look(deadline, behind_fence=behind_fence)
+        progress, foreign_progress = reader.read_with_foreign(deadline, behind_fence=behind_fence)
     finally:
         reader.close()
     topic = scan_topic(settings, on_progress=on_progress)
     _require_lock(outbox)
     published_seq, last_seq = outbox.published_seq(), outbox.last_seq()
-    # of a topic that has lost its oldest events, records older than the rest say nothing
+    # Where the topic has lost its oldest events, records older than the rest prove nothing.
     from_seq = max(topic.lowest_seq or published_seq, 1) if topic.expired_below else 1
     rows: dict[int, str] = {}
     elsewhere: dict[int, int] = {}
@@ -158,14 +159,14 @@ def _diagnosed(
         topic, rows, last_seq=last_seq, published_seq=published_seq, progress=progress, elsewhere=elsewhere
     )
     if foreign_progress is not None:
-        # publishing stops there, whatever else agrees: a record of ours behind it lets it go on
+        # Publishing stops at a foreign record, whatever else agrees; a record of this package behind it resumes it.
         state = State.PROGRESS_LOST if diagnosis.state in (State.AGREED, State.EVENTS_MISSING) else diagnosis.state
         diagnosis = replace(diagnosis, state=state, foreign_progress=str(foreign_progress).partition(". ")[0])
     return diagnosis, topic
 
 
 def _while_locked(outbox: Outbox, records: Iterator[PublishedRecord]) -> Iterator[PublishedRecord]:
-    """The records; behind the last one, before anything is done with them, the lock is asked for once more."""
+    """Yield the records; check the lock after the last one, before the caller writes them."""
     yield from records
     _require_lock(outbox)
 
@@ -177,9 +178,9 @@ def _require_lock(outbox: Outbox) -> None:
 
 @contextlib.contextmanager
 def _locked(outbox: Outbox) -> Iterator[None]:
-    patience = Deadline(_LOCK_SECONDS)
+    deadline = Deadline(_LOCK_SECONDS)
     while not outbox.try_lock():
-        if not patience.remaining_seconds():
+        if not deadline.remaining_seconds():
             raise PublisherBusy(
                 "a publisher holds the relay's lock in Postgres; stop the schedule, or try again in a moment"
             )
@@ -189,19 +190,20 @@ def _locked(outbox: Outbox) -> Iterator[None]:
             yield
     finally:
         with contextlib.suppress(Exception):
-            # a session that was cut has given it back
+            # A session that was cut has released it already.
             outbox.unlock()
 
 
 @contextlib.contextmanager
 def _kept_alive(outbox: Outbox) -> Iterator[None]:
-    """Keeps the lock's session from being ended for its silence, in a thread: a reading of the topic may wait for a
-    minute.
+    """Query the lock's session from a thread, so that the server does not end it as idle.
+
+    Reading the topic may wait for a minute.
     """
     ended = threading.Event()
 
     def keep() -> None:
-        # a lost lock is noticed by the next _require_lock
+        # The next _require_lock detects a lost lock.
         with contextlib.suppress(Exception):
             while not ended.wait(_KEEPALIVE_SECONDS):
                 outbox.holds_lock()

@@ -1,13 +1,11 @@
-"""Publishes breach records again whose events are provably not on the topic, each once, however often it is interrupted.
+"""Publish breach records again whose events are provably not on the topic, each once, despite any interruption.
 
-What does not belong here: which records these are (``recovery.py``).
-
-The events go out in transactions of a bounded size under the publisher's own ``transactional.id``, one producer each.
-Every transaction also holds a progress record that states the same position as before. It makes two recoveries, or a
-recovery and a publisher, exclude each other even where the lock in Postgres was lost unnoticed: whoever commits
-anything writes a progress record, so a transaction begins only while the newest one, read behind the fence, is still
-the one that was there when the topic was read, or the one that the previous transaction wrote. From the fence on,
-nobody else can commit. After a crash the next recovery reads the topic and finds fewer missing.
+The events are sent in transactions of a bounded size under the publisher's own ``transactional.id``, one producer each.
+Every transaction also holds a progress record that states the same position as before. So two recoveries, or a recovery
+and a publisher, exclude each other even where the lock in Postgres was lost unnoticed: every committed transaction
+writes a progress record, and one begins only while the newest record, read behind the fence, is still the one that was
+newest when the topic was read, or the one that the previous transaction wrote. From the fence on, no other process can
+commit. After a crash the next recovery reads the topic and finds fewer missing events.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,11 +25,11 @@ from sla_pipeline.outbox import BreachRecord, Outbox
 __all__ = ["TRANSACTION_RECORDS", "missing_records", "republish"]
 
 TRANSACTION_RECORDS = 500
-"""Events of one transaction: some 350 kB, which even a link of 30 kB/s carries within the time for delivery."""
+"""Most events of one transaction: some 350 kB, which even a link of 30 kB/s carries within the time for delivery."""
 
-# bound of one call; a healthy broker answers in milliseconds
+# Bounds each call; a healthy broker answers in milliseconds.
 _CALL_SECONDS = 8.0
-# with the commit behind it, still below the transaction's time-out of 30 s
+# Bounds one delivery: together with the commit it stays below the transaction's timeout of 30 s.
 _DELIVERY_SECONDS = 20.0
 
 
@@ -40,15 +38,15 @@ def republish(
     outbox: Outbox,
     missing: Sequence[range],
     *,
-    standing: Progress,
+    last_progress: Progress,
     run_id: str,
     deadline: Deadline,
     on_progress: OnProgress | None = None,
 ) -> None:
-    """Publishes the records with the sequences ``missing``, in order, as they are in Postgres, with the header ``republished-by``.
+    """Publish the records with the sequences ``missing``, in order, unchanged, with the header ``republished-by``.
 
-    ``standing`` is the progress record that was the newest, behind a fence, when the topic was read. Raises
-    ``PublisherFenced`` when it is no longer; what was committed until then stays, and is not missing any more.
+    ``last_progress`` is the progress record that was the newest, behind a fence, when the topic was read. Raise
+    ``PublisherFenced`` when another one follows it; events committed until then stay, and are not missing any more.
     """
     largest_batch_bytes = check_topics(settings).max_message_bytes
     records = missing_records(outbox, missing)
@@ -57,8 +55,8 @@ def republish(
         producer = TransactionalProducer(settings, largest_batch_bytes=largest_batch_bytes)
         try:
             with translated(settings, "publishing missing events again", producer.reports, topic=settings.topic):
-                standing = _transact(
-                    settings, outbox, producer, batch, standing=standing, run_id=run_id, deadline=deadline
+                last_progress = _transact(
+                    settings, outbox, producer, batch, last_progress=last_progress, run_id=run_id, deadline=deadline
                 )
         finally:
             producer.drop()
@@ -68,9 +66,9 @@ def republish(
 
 
 def missing_records(outbox: Outbox, missing: Sequence[range]) -> Iterator[BreachRecord]:
-    """The records with these sequences, in order, a page in memory at a time.
+    """Yield the records with these sequences, in order, with one page in memory.
 
-    Raises ``FailClosed`` when one is gone.
+    Raise ``FailClosed`` when a record was deleted.
     """
     sequences = chain.from_iterable(missing)
     seq = next(sequences, None)
@@ -92,11 +90,11 @@ def _transact(
     producer: TransactionalProducer,
     records: Sequence[BreachRecord],
     *,
-    standing: Progress,
+    last_progress: Progress,
     run_id: str,
     deadline: Deadline,
 ) -> Progress:
-    """One transaction; returns the progress record that it wrote."""
+    """Publish the records in one transaction; return the progress record that it wrote."""
     producer.connect(deadline.timeout_seconds(_CALL_SECONDS))
     fence(settings, producer, deadline.timeout_seconds(_CALL_SECONDS))
     reader = ProgressReader(settings)
@@ -104,7 +102,7 @@ def _transact(
         newest = reader.read(deadline)
     finally:
         reader.close()
-    if not outbox.holds_lock() or newest != standing:
+    if not outbox.holds_lock() or newest != last_progress:
         raise PublisherFenced(
             f"another publisher, or another `sla-pipeline recover`, has taken over meanwhile; records {records[0].seq} "
             f"to {records[-1].seq} and what follows were not published by this one, run it again"
@@ -115,17 +113,15 @@ def _transact(
             *event_headers(correlation_id=record.correlation_id, outbox_seq=record.seq),
             (REPUBLISHED_HEADER, run_id.encode()),
         ]
-        _with_room(producer, deadline, settings.topic, record.payload, event_key(record.ticket_id), headers=headers)
-    written = Progress.standing_at(standing.seq, standing.digest, run_id)
-    _with_room(
-        producer, deadline, settings.progress_topic, written.to_json(), PROGRESS_KEY, partition=PROGRESS_PARTITION
-    )
+        _produce(producer, deadline, settings.topic, record.payload, event_key(record.ticket_id), headers=headers)
+    written = Progress.without_events(last_progress.seq, last_progress.digest, run_id)
+    _produce(producer, deadline, settings.progress_topic, written.to_json(), PROGRESS_KEY, partition=PROGRESS_PARTITION)
     producer.deliver(deadline.timeout_seconds(_DELIVERY_SECONDS))
     producer.commit(deadline.timeout_seconds(_CALL_SECONDS))
     return written
 
 
-def _with_room(
+def _produce(
     producer: TransactionalProducer,
     deadline: Deadline,
     topic: str,
@@ -135,8 +131,9 @@ def _with_room(
     headers: Sequence[tuple[str, bytes]] = (),
     partition: int = ANY_PARTITION,
 ) -> None:
-    """Hands a record over, when need be after delivering what is queued: the client may be configured to hold less
-    than a transaction.
+    """Queue a record; if the queue is full, deliver it first.
+
+    The client may be configured with a queue smaller than a transaction.
     """
     try:
         producer.produce(topic, value, key, headers=headers, partition=partition)

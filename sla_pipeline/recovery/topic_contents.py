@@ -1,7 +1,6 @@
-"""Contents of the event topic, for recovery: each sequence with the fingerprint of its record, and the records themselves where asked.
+"""Contents of the event topic, for recovery: each sequence with the digest of its record, or the records themselves.
 
-The topic is the only witness that neither a lost progress topic nor a restored database can change. What belongs here:
-reading it. What does not: conclusions (``recovery.py``), sending (``republish.py``).
+The topic is the only evidence that neither a lost progress topic nor a restored database can change.
 """
 
 import json
@@ -28,9 +27,9 @@ from sla_pipeline.outbox import BreachRecord
 
 __all__ = ["PublishedRecord", "TopicContents", "published_record", "read_records", "scan_topic"]
 
-# examples kept of each kind of fault
+# Bounds the examples kept of each kind of fault.
 _EXAMPLES = 3
-# bound of one look-up of offsets; a healthy broker answers in milliseconds
+# Bounds the look-up of offsets; a healthy broker answers in milliseconds.
 _LOOK_UP_SECONDS = 20.0
 
 
@@ -47,19 +46,20 @@ class PublishedRecord:
 
 @dataclass(slots=True)
 class TopicContents:
-    """Breach events on the topic: ``digests`` and ``tickets`` in 320 bytes of memory an event; ``foreign_count`` other records.
+    """Breach events and other records on the topic; ``digests`` and ``tickets`` use 320 bytes of memory an event.
 
-    ``foreign`` shows the first of those. ``tickets`` maps a message key to its sequence. ``faults`` lists
-    contradictions of the topic with itself: a sequence or a ticket twice, an event that cannot be read.
+    ``digests`` maps a sequence to the digest of its record, ``tickets`` a message key to its sequence. ``foreign``
+    shows the first of the ``foreign_count`` other records. ``faults`` lists contradictions within the topic: a sequence
+    or a ticket twice, an event that cannot be read.
 
-    ``expired_below``: an event of this sequence or above that is not in ``digests`` is not on the topic and never was
-    since the topic was created; one below it may have been removed by retention. 0 when nothing was ever removed. Why
-    this holds: removal takes the oldest records of a partition, so whatever was removed stood before the first event
-    still there. Sequences rise within a partition (one publisher, in order), so it had a lower sequence than that first
-    event. Events that recovery published again do not count as first events, because they stand out of order; one that
-    was removed has a lower sequence all the same, because every event sent after it in the ordinary way was above the
-    position of that time. Which partition a missing event was in is unknown (the number of partitions may have grown),
-    so the highest first event counts; a partition that lost all its events could have held any sequence.
+    ``expired_below``: an event with this sequence or above that is not in ``digests`` was never on the topic since its
+    creation; one below it may have been removed by retention. 0 when nothing was ever removed. The proof: retention
+    removes the oldest records of a partition, so a removed event preceded the first remaining one. Sequences rise
+    within a partition (one publisher, in order), so the removed event had a lower sequence. Events that recovery
+    published again do not count as first events, because they are out of order. A removed one of these has a lower
+    sequence too, because every later ordinary event was above the position of that time. The partition of a missing
+    event is unknown (the number of partitions may have grown), so the highest first event counts; a partition that lost
+    all its events could have held any sequence.
     """
 
     digests: dict[int, str] = field(default_factory=dict)
@@ -70,24 +70,25 @@ class TopicContents:
     foreign: list[str] = field(default_factory=list)
 
     def add_foreign(self, shown_record: str) -> None:
-        """Counts a record that is none of this package."""
+        """Count a record of another program, and keep the first ones."""
         self.foreign_count += 1
         _note(self.foreign, shown_record)
 
     @property
     def lowest_seq(self) -> int:
-        """The lowest sequence still there; 0 when there is none."""
+        """Lowest remaining sequence; 0 without events."""
         return min(self.digests, default=0)
 
     @property
     def last_seq(self) -> int:
-        """The highest sequence; 0 when there is none."""
+        """Highest sequence; 0 without events."""
         return max(self.digests, default=0)
 
     @property
     def complete_from(self) -> int:
-        """The sequence from which on every one is there up to the last; each partition loses its oldest events by
-        itself.
+        """First sequence of the gap-free run that ends with the last one.
+
+        Retention works on each partition separately, so gaps may precede it.
         """
         seq = self.last_seq
         while seq in self.digests:
@@ -96,7 +97,7 @@ class TopicContents:
 
 
 class _Unreadable(NamedTuple):
-    """A record with our headers that cannot be read."""
+    """A record with a breach event's headers that cannot be read."""
 
     seq: int
     partition: int
@@ -110,25 +111,25 @@ class _Unreadable(NamedTuple):
     def explained(self, settings: KafkaSettings) -> str:
         return (
             f"the record at {self.place} of topic {settings.topic} has the headers of the event with sequence "
-            f"{self.seq}, which is nowhere else on the topic, but {self.fault}: a damaged event of ours, or somebody "
-            "else's record. `sla-pipeline recover` can go on once the record is gone, by retention, or by "
+            f"{self.seq}, which is nowhere else on the topic, but {self.fault}: a damaged event, or another "
+            "program's record. `sla-pipeline recover` can go on once the record is gone, by retention, or by "
             f"kafka-delete-records.sh with offset {self.offset + 1} for its partition, which removes the events before "
             "it too"
         )
 
 
 def scan_topic(settings: KafkaSettings, *, on_progress: OnProgress | None = None) -> TopicContents:
-    """Reads the topic from its beginning to its end. Raises what ``read_events`` raises.
+    """Read the topic from its beginning to its end. Raise what ``read_events`` raises.
 
-    A record with our headers that cannot be read is a fault of the topic: it may be an event of ours that was damaged.
-    Where another event has its sequence it is none, but a foreign record.
+    An unreadable record with a breach event's headers is a fault of the topic, because it may be a damaged event. Where
+    another event has its sequence, it counts as a foreign record.
     """
     contents = TopicContents()
     first_seqs: dict[int, int] = {}
     unreadable: list[_Unreadable] = []
     for event in read_events(settings, on_progress=on_progress):
-        if not _has_our_headers(event):
-            contents.add_foreign(shown(event, "it has not the headers outbox-seq and correlation-id of one"))
+        if not _has_event_headers(event):
+            contents.add_foreign(shown(event, "it lacks the headers outbox-seq and correlation-id of one"))
             continue
         record = _record_of(event)
         if isinstance(record, str):
@@ -151,7 +152,7 @@ def scan_topic(settings: KafkaSettings, *, on_progress: OnProgress | None = None
             )
         else:
             _note(contents.faults, found.explained(settings))
-    # looked up after reading: what was removed meanwhile explains what was not read
+    # Looked up after reading, so that records removed meanwhile count as removed.
     begin_offsets = _begin_offsets(settings)
     contents.expired_below = max(
         (first_seqs.get(partition, sys.maxsize) for partition, offset in begin_offsets.items() if offset > 0), default=0
@@ -162,15 +163,15 @@ def scan_topic(settings: KafkaSettings, *, on_progress: OnProgress | None = None
 def read_records(
     settings: KafkaSettings, expected: Mapping[int, str], *, on_progress: OnProgress | None = None
 ) -> Iterator[PublishedRecord]:
-    """The records whose sequences are in ``expected``, in the topic's order: each exactly once, with the digest given there.
+    """Yield the records whose sequences are in ``expected``, in the topic's order, each once, with the expected digest.
 
-    ``expected`` is what an earlier reading found. Raises ``FailClosed``, at the end at the latest, when this reading
-    finds anything else, or a payload that is not of this contract.
+    ``expected`` is the result of an earlier reading. Raise ``FailClosed``, at the end at the latest, when this reading
+    differs, or finds a payload that is not of this contract.
     """
     missing = dict(expected)
     first = min(missing, default=0)
     for event in read_events(settings, on_progress=on_progress):
-        record = _record_of(event) if _has_our_headers(event) else ""
+        record = _record_of(event) if _has_event_headers(event) else ""
         if isinstance(record, str) or record.seq < first:
             continue
         if missing.pop(record.seq, None) != record_digest(record):
@@ -188,9 +189,9 @@ def read_records(
 
 
 def published_record(record: BreachRecord, place: str) -> PublishedRecord:
-    """The record with the columns that its payload states.
+    """Return the record with the columns from its payload.
 
-    Raises ``FailClosed``, naming ``place``, when it does not state them.
+    Raise ``FailClosed``, naming ``place``, when the payload lacks one.
     """
     try:
         payload = json.loads(record.payload)
@@ -204,17 +205,17 @@ def published_record(record: BreachRecord, place: str) -> PublishedRecord:
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise FailClosed(
             f"the event with sequence {record.seq} at {place} (ticket {record.ticket_id}) is not of this contract, so "
-            "its record cannot be written back: its value does not state Number, BreachKind, DueAt and BreachedAt. "
+            "its record cannot be written back: its value lacks Number, BreachKind, DueAt or BreachedAt. "
             "Nothing was changed; a person must decide by hand"
         ) from error
 
 
-def _has_our_headers(event: ReceivedEvent) -> bool:
+def _has_event_headers(event: ReceivedEvent) -> bool:
     return sequence_in(event.headers) is not None and "correlation-id" in event.headers
 
 
 def _record_of(event: ReceivedEvent) -> BreachRecord | str:
-    """The record that was published as this event, which has our headers; or what of it cannot be read."""
+    """Return the record that was published as this event, or the part of the event that cannot be read."""
     if not is_event_key(event.key):
         return "its key is not the id of a ticket"
     if not event.value:
@@ -230,7 +231,7 @@ def _record_of(event: ReceivedEvent) -> BreachRecord | str:
 
 
 def _begin_offsets(settings: KafkaSettings) -> dict[int, int]:
-    """The first offset of every partition that is still there."""
+    """Return the first remaining offset of every partition."""
     reports, deadline = ClientReports(), Deadline(_LOOK_UP_SECONDS)
     admin = open_admin(settings, reports)
     with translated(settings, "looking up the beginning of the topic", reports, poll=admin.poll, topic=settings.topic):
@@ -240,8 +241,8 @@ def _begin_offsets(settings: KafkaSettings) -> dict[int, int]:
         if found.error:
             raise KafkaException(found.error)
         earliest = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
-        asked = {Partition(settings.topic, partition): earliest for partition in found.partitions}
-        answers = admin.list_offsets(asked, request_timeout=deadline.timeout_seconds(_LOOK_UP_SECONDS))
+        requests = {Partition(settings.topic, partition): earliest for partition in found.partitions}
+        answers = admin.list_offsets(requests, request_timeout=deadline.timeout_seconds(_LOOK_UP_SECONDS))
         return {partition.partition: future.result().offset for partition, future in answers.items()}
 
 

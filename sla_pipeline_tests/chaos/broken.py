@@ -51,7 +51,7 @@ class _PositionFromPostgres:
 
     def read(self, deadline: Deadline) -> Progress:
         seq = self._outbox.published_seq()
-        return Progress.standing_at(
+        return Progress.without_events(
             seq, record_digest(self._outbox.records_from(seq, 1)[0]) if seq else "", "plain outbox"
         )
 

@@ -25,7 +25,7 @@ def rows(*sequences: int, timeline: str = "a") -> dict[int, str]:
 
 
 def at(seq: int) -> Progress:
-    return Progress.standing_at(seq, digest(seq) if seq else "", "run")
+    return Progress.without_events(seq, digest(seq) if seq else "", "run")
 
 
 def told(diagnosis: Diagnosis) -> tuple[State, int, int]:
@@ -179,7 +179,7 @@ def test_a_database_restored_to_just_before_the_oldest_event() -> None:
         (compare(topic(*_FIVE), {}, last_seq=7, published_seq=5, progress=at(5)), "record 6 is missing from Postgres"),
         (
             compare(topic(), rows(*_FIVE), last_seq=5, published_seq=5, progress=at(9)),
-            "says that 9 is published, but no event nor record",
+            "states that 9 is published, but no event and no record",
         ),
         (
             compare(topic(*_FIVE), rows(*_FIVE) | {2: "other"}, last_seq=5, published_seq=5, progress=at(5)),
@@ -204,7 +204,6 @@ def test_what_cannot_be_told_is_not_guessed(found: Diagnosis, reason: str) -> No
 
 
 # --- missing events
-# -------------------------------------------------------------------------------------------------------------------
 
 
 def test_a_topic_made_anew_lacks_what_was_published_before() -> None:
@@ -272,7 +271,7 @@ def test_the_confirmation_says_what_is_not_proven() -> None:
 
 def test_a_diagnosis_with_other_missing_events_is_another_repair() -> None:
     one, two = (compare(topic(*on), rows(*_FIVE), last_seq=5, published_seq=5, progress=at(5)) for on in ((), (1,)))
-    assert one.repairs != two.repairs
+    assert one.plan != two.plan
 
 
 def test_an_event_of_another_contract_is_not_written_back() -> None:

@@ -132,7 +132,7 @@ def publish_by_hand(
 
 def set_published(support: Support, topic: Topic, seq: int) -> None:
     """Set both positions to ``seq``."""
-    topic.send_progress(Progress.standing_at(seq, "0" * 32, "by hand").to_json())
+    topic.send_progress(Progress.without_events(seq, "0" * 32, "by hand").to_json())
     support.execute("update support.ticket_sla_relay set published_seq = %s where id = 1", (seq,))
 
 

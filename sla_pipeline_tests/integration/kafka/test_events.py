@@ -30,7 +30,7 @@ def leave_open(settings: KafkaSettings, count: int) -> TransactionalProducer:
         )
         producer.produce(
             settings.progress_topic,
-            Progress.standing_at(999, "f" * 32, "aborted").to_json(),
+            Progress.without_events(999, "f" * 32, "aborted").to_json(),
             PROGRESS_KEY,
             partition=PROGRESS_PARTITION,
         )

@@ -106,5 +106,5 @@ def test_a_foreign_record_on_the_progress_topic(published_twenty: KafkaSettings,
         def to_json(self) -> bytes:
             return b'{"seq": 24}'
 
-    write_progress(published_twenty, Deadline(20), lambda: Foreign.standing_at(24, "0" * 32, "somebody"))
+    write_progress(published_twenty, Deadline(20), lambda: Foreign.without_events(24, "0" * 32, "somebody"))
     assert_refused(published_twenty, publish, "is not a progress record of this package")

@@ -158,7 +158,7 @@ def test_recover_counts_and_shows_them(topic_of_others: KafkaSettings) -> None:
     result = CliRunner().invoke(app, ["recover"])
     assert (result.exit_code, result.exception) == (0, None)
     assert "finding: Postgres and Kafka agree" in result.stdout
-    assert f"10 events of ours, the last with sequence 10; {_FOREIGN_COUNT} of others" in result.stdout
+    assert f"10 breach events, the last with sequence 10; {_FOREIGN_COUNT} records of other programs" in result.stdout
     shown = [line for line in result.stdout.splitlines() if line.startswith("not a breach event: partition 0, offset ")]
     assert len(shown) == 3
     assert all(line.isprintable() and len(line) < 500 for line in shown)

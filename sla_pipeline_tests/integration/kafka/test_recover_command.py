@@ -120,5 +120,5 @@ def test_what_cannot_be_decided_has_an_exit_code_of_its_own(
     records.rewind(5)
     exit_code, output = run("recover", "--yes")
     assert exit_code == 3
-    assert "reason: the progress record says that 10 is published" in output
+    assert "reason: the progress record states that 10 is published" in output
     assert sequences(kafka_settings) == []

@@ -166,7 +166,7 @@ def test_events_that_are_gone_from_the_topic_are_not_guessed(
     expire(kafka_settings, {0: -1, 1: -1, 2: -1})
     before = records.expected()
     assert diagnose(kafka_settings, outbox).state is State.UNDECIDABLE
-    with pytest.raises(FailClosed, match="nothing was changed: the progress record says that 20 is published"):
+    with pytest.raises(FailClosed, match="nothing was changed: the progress record states that 20 is published"):
         repair(kafka_settings, outbox, run_id="recover")
     assert records.expected() == before
     assert records.positions() == (12, 12)

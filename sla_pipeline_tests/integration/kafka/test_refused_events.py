@@ -56,7 +56,7 @@ def test_message_too_large_for_the_client(
     records.add(3)
     (too_large,) = records.add(1, padding_bytes=1_000_000)
     records.add(3)
-    with pytest.raises(KafkaSetupError, match=rf"while handing events to the client .*ticket TCK-{too_large} "):
+    with pytest.raises(KafkaSetupError, match=rf"while queueing events .*ticket TCK-{too_large} "):
         publish(kafka_settings)
     # a slow machine may need several transactions, and the first holds only events before the large one
     published, handed_out = records.positions()
@@ -137,8 +137,8 @@ def test_an_event_of_a_wrong_clock_is_refused_for_good(
     with pytest.raises(
         KafkaSetupError,
         match=rf"refuses the time of an event of topic {kafka_settings.topic} .*INVALID_TIMESTAMP.*until the cause "
-        rf"is mended\..*clock says "
-        r"20.* UTC: set its clock or the broker's right, or raise the topic's limits "
+        rf"is corrected\..*clock shows "
+        r"20.* UTC: correct its clock or the broker's, or raise the topic's limits "
         r"\(.*message\.timestamp\.after\.max\.ms=3600000\)",
     ):
         publish(kafka_settings)

@@ -69,7 +69,7 @@ def test_a_wrong_password_is_told_apart_from_an_outage_and_never_shown(
     told = f"{raised.value!s}{raised.value!r}{caplog.text}{right!r}"
     assert "horse" not in told
     assert [record.name for record in caplog.records if "Invalid username" in record.getMessage()] == [
-        "sla_pipeline.kafka"
+        "sla_pipeline.kafka.clients"
     ]
     # a login that is not sent at all: the broker closes the connection without a word, which a broker that stops does
     # too

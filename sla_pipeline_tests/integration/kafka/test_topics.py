@@ -10,6 +10,7 @@ from sla_pipeline.cycle import CycleTotals
 from sla_pipeline.errors import KafkaSetupError
 from sla_pipeline.kafka.clients import ClientReports, open_admin
 from sla_pipeline.kafka.deadline import Deadline
+from sla_pipeline.kafka.durability import warn_of_gap
 from sla_pipeline.kafka.settings import KafkaSettings
 from sla_pipeline.kafka.topics import EventTopic, TopicChecker, check_topics, create_topics
 from sla_pipeline_tests.integration.kafka.breach_records import BreachRecords
@@ -54,14 +55,20 @@ def test_creating_beside_a_running_publisher_does_not_disturb_it(
 
 
 def test_the_check_tells_the_event_topic_as_it_is(kafka_settings: KafkaSettings) -> None:
-    set_topic_config(kafka_settings, kafka_settings.topic, "retention.ms", "86400000")
+    set_topic_config(kafka_settings, kafka_settings.topic, "max.message.bytes", "1000000")
     assert check_topics(kafka_settings) == EventTopic(
         partition_count=3,
-        max_message_bytes=1048588,
-        retention_ms=86_400_000,
-        min_insync_replicas=1,
+        max_message_bytes=1_000_000,
         time_limits="message.timestamp.before.max.ms=9223372036854775807, message.timestamp.after.max.ms=3600000",
     )
+
+
+def test_a_cluster_of_one_broker_is_not_warned_of_its_replicas(
+    kafka_settings: KafkaSettings, caplog: pytest.LogCaptureFixture
+) -> None:
+    warn_of_gap.cache_clear()
+    check_topics(kafka_settings)
+    assert [record.message for record in caplog.records if record.name == "sla_pipeline.kafka.durability"] == []
 
 
 def test_further_checks_use_the_connection_of_the_first(

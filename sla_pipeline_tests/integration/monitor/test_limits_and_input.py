@@ -84,7 +84,7 @@ def test_worker_clock_ahead(skew: timedelta, support: Support, cycle: Cycle, eve
     workers, databases = (datetime.fromisoformat(word.rstrip(",:")) for word in said.split() if word.startswith("20"))
     assert workers - databases == pytest.approx(skew, abs=timedelta(seconds=1))
     assert earliest - timedelta(seconds=1) < databases < datetime.now(UTC) + timedelta(seconds=1)
-    assert said.startswith("the worker's clock says ")
+    assert said.startswith("the worker's clock shows ")
     assert "more than 5 s apart; nothing was marked; set the clocks (NTP) and run again" in said
     assert row_versions(support) == before
     assert _journal_rows(support) == 0

@@ -19,10 +19,10 @@ def test_the_cause_is_reported_and_not_the_deliveries_that_fell_with_it(purged: 
     """librdkafka may report the records that it gave up before the one because of which it did."""
     producer = TransactionalProducer(KafkaSettings("127.0.0.1:1"))
     producer._on_delivery(KafkaError(purged), _message(b"given up"))
-    assert producer.told is not None
-    assert producer.told.code() == purged
+    assert producer.reported_error is not None
+    assert producer.reported_error.code() == purged
     producer._on_delivery(KafkaError(KafkaError.MSG_SIZE_TOO_LARGE), _message(b"too large"))
-    assert producer.told is not None
-    assert producer.told.code() == KafkaError.MSG_SIZE_TOO_LARGE
+    assert producer.reported_error is not None
+    assert producer.reported_error.code() == KafkaError.MSG_SIZE_TOO_LARGE
     assert producer.failed_keys() == [b"too large"]
     producer.drop()

@@ -15,7 +15,7 @@ def rows(*sequences: int, run: str = "run-1") -> list[BreachRecord]:
 
 
 def at(seq: int) -> Progress:
-    return Progress.standing_at(seq, record_digest(rows(seq)[0]) if seq else "", "run")
+    return Progress.without_events(seq, record_digest(rows(seq)[0]) if seq else "", "run")
 
 
 def test_no_record_is_a_lost_one() -> None:

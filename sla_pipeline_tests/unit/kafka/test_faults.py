@@ -10,7 +10,7 @@ from sla_pipeline.errors import (
     PublisherFenced,
     SlaPipelineError,
 )
-from sla_pipeline.kafka.faults import Scene, configuration_fault, described_record, more_telling, translate
+from sla_pipeline.kafka.faults import ErrorContext, configuration_fault, described_record, more_specific, translate
 from sla_pipeline.kafka.settings import KafkaSettings
 from sla_pipeline.outbox import BreachRecord
 
@@ -18,8 +18,8 @@ _SETTINGS = KafkaSettings("kafka:9092", "events", {"sasl.password": "swordfish"}
 _RECORD = BreachRecord(17, "7d444840-9dc0-11d1-b245-5ffdce74fad2", "run-1", '{"Number":"TCK-9"}')
 
 
-def scene(**changes: object) -> Scene:
-    return Scene(_SETTINGS, "committing a transaction", **changes)  # type: ignore[arg-type]
+def context(**changes: object) -> ErrorContext:
+    return ErrorContext(_SETTINGS, "committing a transaction", **changes)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -50,20 +50,20 @@ def scene(**changes: object) -> Scene:
             "refuses the time of an event of topic events",
         ),
         (KafkaError.INVALID_RECORD, KafkaSetupError, "refuses the events of topic events"),
-        (KafkaError.INVALID_REQUIRED_ACKS, KafkaSetupError, "does so until the cause is mended"),
+        (KafkaError.INVALID_REQUIRED_ACKS, KafkaSetupError, "does so until the cause is corrected"),
         (
             KafkaError.UNSUPPORTED_COMPRESSION_TYPE,
             KafkaSetupError,
-            "does so until the cause is mended. The broker's log",
+            "does so until the cause is corrected. The broker's log",
         ),
-        (KafkaError.UNSUPPORTED_FOR_MESSAGE_FORMAT, KafkaSetupError, "does so until the cause is mended"),
+        (KafkaError.UNSUPPORTED_FOR_MESSAGE_FORMAT, KafkaSetupError, "does so until the cause is corrected"),
         (KafkaError.NOT_ENOUGH_REPLICAS, KafkaUnavailable, "has too few replicas of topic events in sync"),
         (
             KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
             KafkaUnavailable,
             "passes by itself once the brokers of the others are back",
         ),
-        (KafkaError.KAFKA_STORAGE_ERROR, KafkaUnavailable, "else the disk must be mended"),
+        (KafkaError.KAFKA_STORAGE_ERROR, KafkaUnavailable, "else the disk must be repaired"),
         # of a topic that was checked a moment ago: the client has not heard of its partitions yet
         (KafkaError._UNKNOWN_PARTITION, KafkaUnavailable, "did not answer"),
         (KafkaError._FENCED, PublisherFenced, "another publisher has taken over events.relay"),
@@ -78,7 +78,7 @@ def scene(**changes: object) -> Scene:
     ],
 )
 def test_each_code_has_its_kind_and_its_words(code: int, kind: type[SlaPipelineError], words: str) -> None:
-    ours = translate(KafkaException(KafkaError(code, "the reason")), scene())
+    ours = translate(KafkaException(KafkaError(code, "the reason")), context())
     assert type(ours) is kind
     assert words in str(ours)
     assert "while committing a transaction" in str(ours)
@@ -103,14 +103,14 @@ def test_each_code_has_its_kind_and_its_words(code: int, kind: type[SlaPipelineE
     ],
 )
 def test_a_lost_offset_is_judged_by_its_reason(reason: str, kind: type[SlaPipelineError]) -> None:
-    ours = translate(KafkaException(KafkaError(KafkaError._AUTO_OFFSET_RESET, reason)), scene())
+    ours = translate(KafkaException(KafkaError(KafkaError._AUTO_OFFSET_RESET, reason)), context())
     assert type(ours) is kind
     assert ("lost the records" in str(ours)) == ("out of range" in reason or "truncation" in reason)
 
 
 def test_a_quota_explains_a_time_out() -> None:
     ours = translate(
-        KafkaException(KafkaError(KafkaError._MSG_TIMED_OUT)), scene(transaction_open=True, throttled_seconds=37.9)
+        KafkaException(KafkaError(KafkaError._MSG_TIMED_OUT)), context(transaction_open=True, throttled_seconds=37.9)
     )
     assert type(ours) is KafkaUnavailable
     assert "holds this client back by a quota, up to 38 s a request, while committing a transaction" in str(ours)
@@ -124,17 +124,17 @@ def test_a_quota_explains_a_time_out() -> None:
     ],
 )
 def test_a_closed_connection_has_two_causes(reason: str) -> None:
-    told = KafkaError(KafkaError._TRANSPORT, reason)
-    ours = translate(KafkaException(KafkaError(KafkaError._TRANSPORT, "no metadata")), scene(reported=told))
+    reported = KafkaError(KafkaError._TRANSPORT, reason)
+    ours = translate(KafkaException(KafkaError(KafkaError._TRANSPORT, "no metadata")), context(reported=reported))
     assert type(ours) is KafkaUnavailable
     assert (
-        "passes by itself if the broker is just starting or stopping. If not, the listener asks for TLS or for a login"
+        "passes by itself if the broker is just starting or stopping. If not, the listener requires TLS or a login"
         in str(ours)
     )
 
 
 def test_a_compression_that_we_were_told_to_use_is_named() -> None:
-    told = Scene(KafkaSettings("kafka:9092", "events", {"compression.codec": "zstd"}), "delivering events")
+    told = ErrorContext(KafkaSettings("kafka:9092", "events", {"compression.codec": "zstd"}), "delivering events")
     ours = translate(KafkaException(KafkaError(KafkaError.UNSUPPORTED_COMPRESSION_TYPE)), told)
     assert (
         "SLA_KAFKA_CLIENT_CONFIG sets compression.codec: leave it out if the broker does not take that compression"
@@ -145,11 +145,11 @@ def test_a_compression_that_we_were_told_to_use_is_named() -> None:
 def test_a_fatal_error_that_surfaces_as_a_system_error_is_known_by_its_cause() -> None:
     error = SystemError("<method 'flush' of ...> returned a result with an exception set")
     error.__cause__ = KafkaException(KafkaError(KafkaError._FENCED, "fenced", fatal=True))
-    assert type(translate(error, scene())) is PublisherFenced
+    assert type(translate(error, context())) is PublisherFenced
 
 
 def test_a_system_error_without_a_cause_is_an_unknown_outcome() -> None:
-    ours = translate(SystemError("returned a result with an exception set"), scene(transaction_open=True))
+    ours = translate(SystemError("returned a result with an exception set"), context(transaction_open=True))
     assert type(ours) is KafkaUnavailable
     assert "The transaction's outcome is unknown" in str(ours)
 
@@ -157,72 +157,76 @@ def test_a_system_error_without_a_cause_is_an_unknown_outcome() -> None:
 def test_a_system_error_without_a_cause_is_explained_by_what_the_client_told_aside() -> None:
     fenced = KafkaError(KafkaError._FENCED, "fenced", fatal=True)
     assert (
-        type(translate(SystemError("returned NULL without setting an exception"), scene(reported=fenced)))
+        type(translate(SystemError("returned NULL without setting an exception"), context(reported=fenced)))
         is PublisherFenced
     )
 
 
 def test_tls_against_a_port_without_it_is_no_outage() -> None:
-    told = KafkaError(
+    reported = KafkaError(
         KafkaError._TRANSPORT, "SSL handshake failed: Disconnected: connecting to a PLAINTEXT broker listener?"
     )
     assert (
-        type(translate(KafkaException(KafkaError(KafkaError._TRANSPORT, "no metadata")), scene(reported=told)))
+        type(translate(KafkaException(KafkaError(KafkaError._TRANSPORT, "no metadata")), context(reported=reported)))
         is KafkaSetupError
     )
 
 
 def test_a_fatal_error_may_hold_the_fence_in_its_text_only() -> None:
     reason = "Local: This instance has been fenced by a newer instance"
-    assert type(translate(KafkaException(KafkaError(KafkaError._FATAL, reason)), scene())) is PublisherFenced
+    assert type(translate(KafkaException(KafkaError(KafkaError._FATAL, reason)), context())) is PublisherFenced
 
 
 def test_a_time_out_is_explained_by_what_the_client_told_aside() -> None:
-    told = KafkaError(KafkaError._AUTHENTICATION, "Invalid username or password")
-    ours = translate(KafkaException(KafkaError(KafkaError._TIMED_OUT)), scene(reported=told))
+    reported = KafkaError(KafkaError._AUTHENTICATION, "Invalid username or password")
+    ours = translate(KafkaException(KafkaError(KafkaError._TIMED_OUT)), context(reported=reported))
     assert type(ours) is KafkaSetupError
     assert "Invalid username or password" in str(ours)
 
 
 def test_what_was_told_aside_does_not_hide_a_fence() -> None:
-    told = KafkaError(KafkaError._AUTHENTICATION, "an old story")
-    assert type(translate(KafkaException(KafkaError(KafkaError._FENCED)), scene(reported=told))) is PublisherFenced
+    reported = KafkaError(KafkaError._AUTHENTICATION, "an old story")
+    assert (
+        type(translate(KafkaException(KafkaError(KafkaError._FENCED)), context(reported=reported))) is PublisherFenced
+    )
 
 
 def test_an_event_that_is_too_large_is_named() -> None:
-    ours = translate(KafkaException(KafkaError(KafkaError.MSG_SIZE_TOO_LARGE)), scene(rejected=[_RECORD]))
+    ours = translate(KafkaException(KafkaError(KafkaError.MSG_SIZE_TOO_LARGE)), context(rejected=[_RECORD]))
     assert "ticket TCK-9 (id 7d444840-9dc0-11d1-b245-5ffdce74fad2, sequence 17, 18 bytes)" in str(ours)
 
 
 def test_a_full_queue_is_a_fault_of_the_settings() -> None:
-    ours = translate(BufferError("Local: Queue full"), scene())
+    ours = translate(BufferError("Local: Queue full"), context())
     assert type(ours) is KafkaSetupError
     assert "queue.buffering.max.kbytes in SLA_KAFKA_CLIENT_CONFIG" in str(ours)
 
 
 def test_secrets_are_masked() -> None:
-    assert "swordfish" not in str(translate(KafkaException(KafkaError(KafkaError._FAIL, "no swordfish here")), scene()))
+    assert "swordfish" not in str(
+        translate(KafkaException(KafkaError(KafkaError._FAIL, "no swordfish here")), context())
+    )
 
 
 def test_our_own_errors_pass_as_they_are() -> None:
     ours = PostgresUnavailable("gone")
-    assert translate(ours, scene()) is ours
+    assert translate(ours, context()) is ours
 
 
 @pytest.mark.parametrize("error", [ValueError("a bug"), KafkaException("without an error of the client")])
 def test_a_bug_is_no_outage(error: Exception) -> None:
-    assert translate(error, scene()) is None
+    assert translate(error, context()) is None
 
 
 def test_of_several_reports_the_one_that_a_person_must_mend_stays() -> None:
     down = KafkaError(KafkaError._ALL_BROKERS_DOWN, "1/1 brokers are down")
     refused = KafkaError(KafkaError._TRANSPORT, "Connection refused")
     password = KafkaError(KafkaError._AUTHENTICATION, "Invalid password")
-    assert more_telling(None, down) is down
-    assert more_telling(refused, down) is refused
-    assert more_telling(down, refused) is refused
-    assert more_telling(password, refused) is password
-    assert more_telling(refused, password) is password
+    assert more_specific(None, down) is down
+    assert more_specific(refused, down) is refused
+    assert more_specific(down, refused) is refused
+    assert more_specific(password, refused) is password
+    assert more_specific(refused, password) is password
 
 
 def test_a_record_whose_payload_is_no_json_is_described_all_the_same() -> None:

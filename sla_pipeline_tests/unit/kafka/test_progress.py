@@ -24,7 +24,7 @@ def test_a_record_of_a_transaction_survives_the_wire() -> None:
 
 
 def test_the_first_record_survives_the_wire() -> None:
-    first = Progress.standing_at(0, "", "create_topics")
+    first = Progress.without_events(0, "", "create_topics")
     assert (first.seq, first.first, first.count) == (0, 1, 0)
     assert Progress.from_json(PROGRESS_KEY, first.to_json(), "here") == first
 
@@ -70,7 +70,7 @@ def test_a_record_that_does_not_add_up_fails_closed(change: dict[str, object]) -
 
 @pytest.mark.parametrize("value", [None, b"", b"null", b"17", b"[]", b"{}", b"not json", b"\xff\xfe"])
 def test_what_is_no_record_at_all_fails_closed(value: bytes | None) -> None:
-    with pytest.raises(FailClosed, match="somebody else writes to the topic"):
+    with pytest.raises(FailClosed, match="another program writes to the topic"):
         Progress.from_json(PROGRESS_KEY, value, "offset 5")
 
 

@@ -7,7 +7,8 @@ import pytest
 
 from sla_pipeline.errors import ConfigurationError
 from sla_pipeline.event import EVENT_TOPIC
-from sla_pipeline.kafka.settings import KafkaSettings, admin_config, consumer_config, producer_config
+from sla_pipeline.kafka.client_config import admin_config, consumer_config, producer_config
+from sla_pipeline.kafka.settings import KafkaSettings
 
 _SECRET = "swordfish"  # noqa: S105 - made up here
 _ENVIRONMENT = {"SLA_KAFKA_BOOTSTRAP_SERVERS": "kafka-1:9092, kafka-2:9092"}

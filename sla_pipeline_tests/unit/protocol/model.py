@@ -191,7 +191,6 @@ class Model:
         return can_go_on(world, repair, progress_checked=self.protocol.progress_checked_before_sending_again)
 
     # --- what happens by itself
-    # -------------------------------------------------------------------------------------------------------
 
     def _postgres(self, world: World) -> Moves:
         rows, era = world.rows, world.era
@@ -282,7 +281,6 @@ class Model:
         yield "recover: crashes", world._replace(repair=None)
 
     # --- the steps of a takeover
-    # ------------------------------------------------------------------------------------------------------
 
     def _step(self, world: World, index: int, me: Publisher) -> Moves:
         steps = self.protocol.steps

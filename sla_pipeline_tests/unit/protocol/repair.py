@@ -32,7 +32,7 @@ def _diagnosis(
         if row.seq in known and row.seq not in topic.digests and row.ticket in tickets
     }
     newest = (
-        Progress.standing_at(progress[-1].seq, str(progress[-1]) if progress[-1].seq else "", "run")
+        Progress.without_events(progress[-1].seq, str(progress[-1]) if progress[-1].seq else "", "run")
         if progress
         else None
     )

@@ -138,7 +138,6 @@ def is_made_whole_by_recovery(surroundings: Surroundings) -> Callable[[World], b
 
 
 # --- the protocol as built
-# ------------------------------------------------------------------------------------------------------------
 
 SPACES = {
     "none": Surroundings(tickets="abcd", takeover_count=5),
@@ -291,7 +290,7 @@ def test_the_model_refuses_what_the_relay_refuses_and_sends_what_it_sends() -> N
         return BreachRecord(row.seq, row.ticket, f"run {row.era}", row.ticket)
 
     def relay(position: Row, published_seq: int, rows: tuple[Row, ...]) -> tuple[Row, ...] | None:
-        written = Progress.of([record(position)], "run") if position.seq else Progress.standing_at(0, "", "migrate")
+        written = Progress.of([record(position)], "run") if position.seq else Progress.without_events(0, "", "migrate")
         from_position = [record(row) for row in rows if row.seq >= position.seq]
         try:
             progress = require_progress(None if position == NO_RECORD else written, "topic")
@@ -374,7 +373,6 @@ def test_a_restore_that_takes_back_only_what_was_not_published_stops_nothing() -
 
 
 # --- shortcuts
-# ------------------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
