@@ -44,7 +44,7 @@ chaos: install ## kill and pause everything while tickets are marked, then compa
 replay: install ## replay the whole incident log; `make test` replays a part of it
 	@SLA_REPLAY_FULL=1 $(PYTEST) sla_pipeline_tests/integration/demo/test_replay.py
 
-lock: ## for maintainers: compile requirements.lock for all platforms, with hashes; LOCK_OPTIONS=--upgrade moves pins; needs uv
+lock: ## for maintainers: compile requirements.lock, all platforms, with hashes; LOCK_OPTIONS=--upgrade moves pins; needs uv
 	$(UV) pip compile --universal --generate-hashes --no-header --no-emit-index-url --extra demo --extra test \
 	    pyproject.toml -o requirements.lock $(LOCK_OPTIONS)
 
