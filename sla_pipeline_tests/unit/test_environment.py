@@ -76,7 +76,7 @@ def test_other_text_is_returned_unchanged(text: str) -> None:
     assert variable("X", {"X": text}) == text
 
 
-def test_json_may_have_several_lines() -> None:
+def test_json_may_stand_on_several_lines() -> None:
     assert variable("X", {"X": '{\n\t"a": 1\r\n}\n'}, several_lines=True) == '{\n\t"a": 1\r\n}'
     with pytest.raises(ConfigurationError, match="X holds a control character"):
         variable("X", {"X": "{\n\x07}"}, several_lines=True)

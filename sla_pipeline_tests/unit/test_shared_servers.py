@@ -26,7 +26,7 @@ def test_workers_get_the_servers_that_the_environment_names(desk: ServersDesk) -
     assert servers.kafka_bootstrap_servers() == "kafka:9092"
 
 
-def test_a_deep_temporary_folder_is_harmless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_deep_temporary_folder_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The path of a socket in such a folder would be too long."""
     deep = tmp_path / ("d" * 120)
     deep.mkdir()

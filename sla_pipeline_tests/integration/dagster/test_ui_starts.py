@@ -355,7 +355,7 @@ def test_terminate(site: Site, overdue: str) -> None:
     assert overdue not in breached_ids(site.support)
 
 
-def test_every_start_waits_for_the_cycle_under_way(site: Site, overdue: str) -> None:
+def test_whatever_is_started_waits_for_the_cycle_under_way(site: Site, overdue: str) -> None:
     """The queue's limit and the schedule's skip cover runs by buttons, which have no tags. The check does not wait."""
     with site.gate_before(overdue):
         first = site.launch("__ASSET_JOB")

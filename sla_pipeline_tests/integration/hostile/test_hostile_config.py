@@ -49,7 +49,7 @@ def _assert_refused(error: Exception, *parts: str) -> None:
 @given(field=st.sampled_from(["batch_size", "max_batches_per_cycle", "tenant_id"]), value=odd_values)
 @example(field="batch_size", value=10**5_000)
 @example(field="tenant_id", value=10**5_000)
-def test_a_cycle_accepts_a_value_or_refuses_it_by_name(field: str, value: Any) -> None:
+def test_a_cycle_takes_a_value_or_refuses_it_by_name(field: str, value: Any) -> None:
     try:
         given_input = CycleInput(**{field: value})
     except InputError as error:
@@ -69,7 +69,7 @@ _typed_values = odd_values.filter(lambda value: not isinstance(value, int) or ab
 
 
 @pytest.mark.timeout(600)
-def test_the_launchpad_accepts_a_value_or_touches_nothing(
+def test_the_launchpad_takes_a_value_or_touches_nothing(
     support: Support, worker_url: str, kafka_settings: KafkaSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SLA_POSTGRES_URL", worker_url)
@@ -143,7 +143,7 @@ _postgres_urls = st.one_of(
 @example(url=f"postgresql://worker:{CANARY}\udcff@db-1/support")
 @example(url=f"postgresql://worker:{CANARY}@db..1/support")
 @example(url=f"postgresql://worker:{CANARY}@{'d' * 300}/support")
-def test_the_databases_url_is_accepted_or_refused_and_never_shown(url: str) -> None:
+def test_the_databases_url_is_taken_or_refused_and_never_shown(url: str) -> None:
     with mock.patch.dict(os.environ, {"SLA_POSTGRES_URL": url}):
         try:
             accepted = PostgresSettings.from_environment()
@@ -201,7 +201,7 @@ def test_a_url_that_cannot_be_used_is_refused_with_our_message(
     "query",
     ["connect_timeout=-1", "connect_timeout=1", "options=-c%20statement_timeout%3D0", "client_encoding=klingon"],
 )
-def test_a_url_cannot_change_settings_that_the_job_needs(query: str, worker_url: str) -> None:
+def test_a_url_cannot_undo_what_the_job_relies_on(query: str, worker_url: str) -> None:
     with PostgresSettings(f"{worker_url}?{query}").connect(purpose="test") as connection:
         assert connection.execute("show statement_timeout").fetchone() == ("10s",)
         assert connection.info.encoding == "utf-8"
@@ -238,7 +238,7 @@ _kafka_environment = st.fixed_dictionaries(
 )
 @example(environment={"SLA_KAFKA_BOOTSTRAP_SERVERS": "k\udcff:9092"})
 @example(environment={"SLA_KAFKA_BOOTSTRAP_SERVERS": "k:٩٠٩٢"})
-def test_kafkas_settings_are_accepted_or_refused_by_the_variables_name(environment: dict[str, str]) -> None:
+def test_kafkas_settings_are_taken_or_refused_by_the_variables_name(environment: dict[str, str]) -> None:
     try:
         accepted = KafkaSettings.from_environment(environment)
     except ConfigurationError as error:
@@ -319,7 +319,9 @@ _client_secrets = st.one_of(
 @example(secrets={"sasl.password": f"{CANARY}\ud800"}, others={})
 @example(secrets={}, others={"queue.buffering.max.kbytes": "4294967297"})
 @example(secrets={"ssl.key.pem": CANARY}, others={"security.protocol": "SSL"})
-def test_further_settings_make_a_client_or_are_refused(secrets: dict[str, str], others: dict[str, str]) -> None:
+def test_a_client_is_made_of_further_settings_or_they_are_refused(
+    secrets: dict[str, str], others: dict[str, str]
+) -> None:
     """Nothing listens on the port, so a client has no time to log anything else."""
     with everything_logged() as logged:
         try:

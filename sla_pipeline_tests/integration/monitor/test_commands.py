@@ -67,7 +67,7 @@ def _cells(printed: str, ticket_id: str) -> list[str]:
     return [cell.strip() for cell in line.strip("│┃ ").split("│")]
 
 
-def test_preview_lists_tickets_set_aside_apart(support: Support, command: Command) -> None:
+def test_preview_lists_apart_what_a_cycle_would_not_try(support: Support, command: Command) -> None:
     good = make_ticket(support, **_OVERDUE, number="GOOD-1")
     bad = make_ticket(support, **_OVERDUE, number="BAD-1", queue_id=None)
     assert command("cycle")[0] == 1

@@ -98,7 +98,7 @@ def test_a_skew_of_a_second_is_tolerated(support: Support, cycle: Cycle) -> None
     assert cycle(clock=SkewedClock(timedelta(seconds=1))).processed_count == 1
 
 
-def test_the_system_clock_is_the_default(support: Support, database: Database, relay: Relay) -> None:
+def test_the_system_clock_is_the_usual_one(support: Support, database: Database, relay: Relay) -> None:
     due = make_ticket(support, first_response_due_at=datetime.now(UTC) - timedelta(seconds=1))
     make_ticket(support, first_response_due_at=datetime.now(UTC) + timedelta(minutes=10))
     report = run_cycle(database, relay)
@@ -212,7 +212,7 @@ def test_permission_denied(
     assert cycle().processed_count == 30
 
 
-def test_row_level_security_does_not_hide_tickets_silently(support: Support, cycle: Cycle) -> None:
+def test_row_level_security_does_not_hide_tickets_in_silence(support: Support, cycle: Cycle) -> None:
     make_tickets(support, 3, **FIRST_RESPONSE_OVERDUE)
     support.execute("alter table support.tickets enable row level security")
     support.execute("create policy nobody on support.tickets using (false)")

@@ -132,7 +132,7 @@ def test_blind_write_resets_flag(
     assert (warning.levelname, warning.__dict__["TicketId"], warning.__dict__["Number"]) == ("WARNING", ticket, "TCK-9")
 
 
-def test_a_flag_that_is_reset_every_minute_never_makes_a_second_event(
+def test_a_flag_that_is_put_back_every_minute_never_makes_a_second_event(
     support: Support, cycle: Cycle, events: Events
 ) -> None:
     ticket = make_ticket(support, **FIRST_RESPONSE_OVERDUE)

@@ -79,7 +79,7 @@ def test_a_code_of_the_environment_raised_for_three_rows_stops_no_other(
     assert cycle().errors == []
 
 
-def test_the_message_of_a_trigger_is_repeated_nowhere(
+def test_what_a_trigger_writes_is_repeated_nowhere(
     support: Support,
     cycle: Cycle,
     logged: list[logging.LogRecord],
@@ -130,7 +130,7 @@ def test_more_refused_tickets_than_a_batch_holds_stop_no_other(support: Support,
     assert _set_aside(support) <= set(bad)
 
 
-def test_a_fault_that_affects_every_ticket_sets_none_aside(support: Support, database: Database, cycle: Cycle) -> None:
+def test_a_fault_that_meets_every_ticket_sets_none_aside(support: Support, database: Database, cycle: Cycle) -> None:
     tickets = make_tickets(support, 300, **FIRST_RESPONSE_OVERDUE)
     support.execute("revoke update (sla_breached) on support.tickets from sla_worker")
     report = cycle(CycleInput(batch_size=100))
@@ -161,7 +161,7 @@ def test_a_row_that_is_slow_until_a_timeout_stops_no_other(
     assert {event.ticket_id for event in events()} == set(good)
 
 
-def test_each_cycle_makes_progress_where_a_batch_exceeds_the_statement_timeout(
+def test_each_cycle_makes_progress_where_a_batch_takes_longer_than_a_statement_may(
     support: Support, cycle: Cycle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every update takes 20 ms, so 200 of them take 4 s; the statement timeout is 400 ms."""

@@ -101,7 +101,7 @@ def test_a_ticket_without_a_number_does_not_stop_the_others(support: Support, cy
     assert [event.ticket_id for event in events()] == good
 
 
-def test_a_row_that_the_database_refuses_beside_one_without_an_event(
+def test_a_row_that_the_database_refuses_beside_one_that_makes_no_event(
     support: Support, cycle: Cycle, events: Events, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Both are set aside, each for its own reason; the trigger's message reaches no log, not even the driver's."""
