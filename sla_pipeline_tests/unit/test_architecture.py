@@ -1,4 +1,4 @@
-"""Who may import whom: the contracts of pyproject.toml, and what a run must not pay for at its start."""
+"""Direction of imports (the contracts of pyproject.toml), and modules that must not be loaded at the start of a run."""
 
 import subprocess
 import sys
@@ -19,7 +19,7 @@ def test_imports_point_one_way() -> None:
 
 @pytest.mark.parametrize("module", ["pandas", "matplotlib", "numpy"])
 def test_the_definitions_do_not_load_what_only_analysts_need(module: str) -> None:
-    """Every run of the job imports them anew, in a process of its own."""
+    """Every run of the job imports the definitions in a process of its own."""
     code = f"import sys, sla_pipeline.definitions; print({module!r} in sys.modules)"
-    asked = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True)
-    assert asked.stdout.splitlines()[-1] == "False"
+    loaded = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    assert loaded.stdout.splitlines()[-1] == "False"

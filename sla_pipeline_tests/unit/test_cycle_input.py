@@ -1,4 +1,4 @@
-"""What a cycle may be asked to do (SPEC 3.2, 4): each bad value is refused by field, value and range."""
+"""Input of a cycle (SPEC 3.2, 4): each bad value is refused with field, value and range."""
 
 from typing import Any
 
@@ -9,8 +9,13 @@ from sla_pipeline.errors import InputError
 
 
 def test_the_defaults() -> None:
-    given = CycleInput()
-    assert (given.batch_size, given.max_batches_per_cycle, given.tenant_id, given.ceiling) == (500, 20, None, 10_000)
+    defaults = CycleInput()
+    assert (defaults.batch_size, defaults.max_batches_per_cycle, defaults.tenant_id, defaults.ceiling) == (
+        500,
+        20,
+        None,
+        10_000,
+    )
 
 
 @pytest.mark.parametrize(("batch_size", "max_batches", "ceiling"), [(1, 1, 1), (1000, 200, 200_000)])

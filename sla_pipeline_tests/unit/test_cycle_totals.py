@@ -54,7 +54,10 @@ def test_metadata_holds_the_numbers_that_are_known() -> None:
 
 def test_a_row_of_the_journal_makes_the_same_line() -> None:
     totals = CycleTotals(first_response_count=2, resolution_count=1, batch_count=1, backlog_count=0, duration_ms=1234.5)
-    line = "3 marked (2 FirstResponse, 1 Resolution) in 1 batches, 0 published, backlog 0, 0 held by others, 0 errors, 1.23 s"
+    line = (
+        "3 marked (2 FirstResponse, 1 Resolution) in 1 batches, 0 published, backlog 0, 0 held by others, 0 errors, "
+        "1.23 s"
+    )
     assert totals.as_line() == line
     assert CycleTotals.from_row({**totals.as_row(), "id": 7, "state": "succeeded"}).as_line() == line
 
@@ -72,7 +75,7 @@ def test_a_cycle_without_errors_raises_nothing() -> None:
 
 @pytest.mark.parametrize(
     ("fault", "raised"),
-    [(None, CycleFailed), (KafkaUnavailable("away"), KafkaUnavailable), (PostgresBusy(""), PostgresBusy)],
+    [(None, CycleFailed), (KafkaUnavailable("down"), KafkaUnavailable), (PostgresBusy(""), PostgresBusy)],
 )
 def test_errors_are_raised_as_the_class_of_the_fault_that_ended_a_step(
     fault: KafkaUnavailable | PostgresBusy | None, raised: type[Exception]

@@ -27,8 +27,8 @@ def test_ctrl_c_while_the_command_line_is_loaded(tmp_path: Path) -> None:
         assert loading.stdout is not None
         assert loading.stdout.readline() == "loading\n"
         loading.send_signal(signal.SIGINT)
-        _, complaint = loading.communicate(timeout=60)
-    assert (loading.returncode, complaint) == (-signal.SIGINT, "")
+        _, stderr = loading.communicate(timeout=60)
+    assert (loading.returncode, stderr) == (-signal.SIGINT, "")
 
 
 @pytest.mark.parametrize("handler", ["default_int_handler", "SIG_IGN"])

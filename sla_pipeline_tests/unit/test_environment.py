@@ -1,6 +1,6 @@
 """Variables from shells, env files and mounted secrets.
 
-A value is accepted, or refused by the variable's name in one line; it is never shown.
+A value is accepted, or refused with the variable's name in one line. The value itself is never shown.
 """
 
 import re
@@ -99,14 +99,14 @@ def test_each_command_refuses_each_of_its_variables_in_one_line(
         monkeypatch.setenv(good, value)
     value = _GOOD[name]
     middle = len(value) // 2
-    spoilt = {
+    malformed = {
         "missing": "",
         # JSON allows line breaks, but not inside a text.
         "line break": f"{value[:middle]}\n{value[middle:]}x",
         "not UTF-8": f"{value}\udcff",
         "quotation marks": f"'{value}'",
     }
-    monkeypatch.setenv(name, spoilt[fault])
+    monkeypatch.setenv(name, malformed[fault])
     monkeypatch.setattr("sys.argv", ["sla-pipeline", command])
     with pytest.raises(SystemExit) as ended:
         cli.main()

@@ -1,6 +1,4 @@
-"""Errors of a cycle: all are counted, a hundred are kept, and thousands of tickets do not hide what failed beside
-them.
-"""
+"""Errors of a cycle: all are counted, a hundred are kept, and those of tickets do not hide a step's fault."""
 
 from sla_pipeline.cycle import ERRORS_KEPT, ErrorList
 

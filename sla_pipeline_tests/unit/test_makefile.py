@@ -91,9 +91,9 @@ def clone(tmp_path: Path) -> Iterator[Clone]:
 
 def ended_well(process: "subprocess.Popen[str]") -> str:
     """Return what it printed on standard error after the lines that were read."""
-    _, complaint = process.communicate(timeout=_DEADLINE_SECONDS)
-    assert process.returncode == 0, complaint
-    return complaint
+    _, stderr = process.communicate(timeout=_DEADLINE_SECONDS)
+    assert process.returncode == 0, stderr
+    return stderr
 
 
 def first_line(process: "subprocess.Popen[str]") -> str:
@@ -158,9 +158,9 @@ def test_a_lock_that_cannot_be_made(clone: Clone) -> None:
     (clone.folder / ".venv.lock").mkdir()
     assert ended_well(clone.run("./python", "tools/hold_venv.py", "use", ".venv", "true")) == ""
     make = clone.make()
-    _, complaint = make.communicate(timeout=_DEADLINE_SECONDS)
+    _, stderr = make.communicate(timeout=_DEADLINE_SECONDS)
     assert make.returncode == 2
-    assert complaint.splitlines()[0] == (
+    assert stderr.splitlines()[0] == (
         "nothing can be installed into .venv: .venv.lock: Is a directory; use a checkout that you can write to"
     )
 
@@ -171,8 +171,8 @@ def test_ctrl_c_while_waiting_is_no_traceback(clone: Clone) -> None:
     second = clone.make()
     assert first_line(second) == WAITING
     os.killpg(second.pid, signal.SIGINT)
-    _, complaint = second.communicate(timeout=_DEADLINE_SECONDS)
-    assert "Traceback" not in complaint
+    _, stderr = second.communicate(timeout=_DEADLINE_SECONDS)
+    assert "Traceback" not in stderr
     assert clone.steps() == ["venv", "pip"]
     clone.open_gate()
     ended_well(first)

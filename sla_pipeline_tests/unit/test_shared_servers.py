@@ -1,3 +1,5 @@
+"""Addresses of the shared servers, from the controller of a test run to its workers."""
+
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,14 +20,14 @@ def desk(monkeypatch: pytest.MonkeyPatch) -> Iterator[ServersDesk]:
     desk.close()
 
 
-def test_workers_learn_the_servers_that_the_environment_names(desk: ServersDesk) -> None:
-    asked = AskedServers(desk.address, desk.key)
-    assert asked.postgres_url() == "postgresql://somebody@db/postgres"
-    assert asked.kafka_bootstrap_servers() == "kafka:9092"
+def test_workers_get_the_servers_that_the_environment_names(desk: ServersDesk) -> None:
+    servers = AskedServers(desk.address, desk.key)
+    assert servers.postgres_url() == "postgresql://somebody@db/postgres"
+    assert servers.kafka_bootstrap_servers() == "kafka:9092"
 
 
 def test_a_deep_temporary_folder_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A socket in it would have a path that is too long."""
+    """The path of a socket in such a folder would be too long."""
     deep = tmp_path / ("d" * 120)
     deep.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(deep))
@@ -38,7 +40,7 @@ def test_a_deep_temporary_folder_is_no_obstacle(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("kind", [ServiceError, ConfigurationError])
-def test_workers_learn_why_a_server_did_not_start(kind: type[SlaPipelineError]) -> None:
+def test_workers_get_the_reason_why_a_server_did_not_start(kind: type[SlaPipelineError]) -> None:
     class Failing(OwnServers):
         def postgres_url(self) -> str:
             raise kind("PostgreSQL ended with exit status 1")

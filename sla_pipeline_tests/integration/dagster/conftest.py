@@ -1,8 +1,6 @@
-"""Fixtures of the tests that run the job under Dagster: its environment, its definitions, an instance on the
-repository's dagster.yaml.
+"""Fixtures of the tests under Dagster: environment, definitions, an instance with the repository's dagster.yaml.
 
-What belongs here: what several of these tests need. What does not: the cycle's own fixtures
-(``integration/conftest.py``).
+The cycle's own fixtures are in ``integration/conftest.py``.
 """
 
 import contextlib
@@ -41,7 +39,7 @@ def environment(worker_url: str, kafka_settings: KafkaSettings, monkeypatch: pyt
 
 @pytest.fixture
 def definitions(environment: Mapping[str, str]) -> dg.Definitions:
-    """The repository's definitions; their runs find this environment."""
+    """The repository's definitions; their runs use this environment."""
     defs: dg.Definitions = importlib.import_module("sla_pipeline.definitions").defs
     return defs
 
@@ -73,7 +71,7 @@ def home(
 
 @contextlib.contextmanager
 def database(server_url: str, name: str, *, template: str = "template1") -> Iterator[str]:
-    """A database of the caller's own, dropped at the end, whoever is still connected; yields its URL."""
+    """Create a database for the caller, yield its URL, and drop it at the end, also under open connections."""
     name = f"{name}_{uuid.uuid4().hex}"
     create = sql.SQL("create database {} template {}").format(sql.Identifier(name), sql.Identifier(template))
     with psycopg.connect(server_url, autocommit=True) as server:
@@ -84,12 +82,12 @@ def database(server_url: str, name: str, *, template: str = "template1") -> Iter
 
 @pytest.fixture
 def instance(home: Path) -> Iterator[dg.DagsterInstance]:
-    """The instance of ``home``, as the deployment's processes see it."""
+    """The instance of ``home``, as the deployment's processes open it."""
     assert os.environ["DAGSTER_HOME"] == str(home)
     with dg.DagsterInstance.get() as instance:
         yield instance
 
 
 def launchpad(**config: object) -> dict[str, object]:
-    """A run config as a person types it into the launchpad."""
+    """Return a run config as a person types it into the launchpad."""
     return {"ops": {"sla_breaches": {"config": config}}}

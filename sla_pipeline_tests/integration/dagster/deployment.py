@@ -1,8 +1,7 @@
-"""Dagster as it is deployed: code server, daemon and, where a test presses buttons, webserver, each a process of its
-own.
+"""Dagster as deployed: code server, daemon and, where a test presses buttons, webserver, each in its own process.
 
-They run on the repository's own dagster.yaml and definitions. What belongs here: starting and ending them, and sending
-what a page sends. What does not: what they are expected to do.
+They run with the repository's dagster.yaml and definitions. This module starts and ends them, and sends the requests of
+the UI's pages; the tests assert.
 """
 
 import contextlib
@@ -21,9 +20,9 @@ from sla_pipeline.embedded.ports import free_ports, listens
 from sla_pipeline.embedded.supervision import Service
 
 LOCATION = "sla_pipeline"
-# a loaded machine needs long to import Dagster
+# Bounds a start: importing Dagster takes long on a loaded machine.
 _START_SECONDS = 120.0
-# the webserver answers a launch once the code server has made the plan
+# Bounds an answer: the webserver answers a launch after the code server has made the plan.
 _ANSWER_SECONDS = 60.0
 
 
@@ -42,8 +41,8 @@ class Deployment:
             )
 
         self.code_server = dagster(
-            "code-server", "dagster", "api", "grpc", "-m", "sla_pipeline.definitions", "-h", "127.0.0.1", "-p", str(self._port),
-            "--location-name", LOCATION,
+            "code-server", "dagster", "api", "grpc", "-m", "sla_pipeline.definitions",
+            "-h", "127.0.0.1", "-p", str(self._port), "--location-name", LOCATION,
         )  # fmt: skip
         self.daemon = dagster("daemon", "dagster._daemon", "run", "-w", "workspace.yaml")
         self.webserver = dagster(
@@ -56,28 +55,28 @@ class Deployment:
         return f"http://127.0.0.1:{self._web_port}"
 
     def start(self) -> None:
-        """Starts code server and daemon, as a machine does after its boot."""
+        """Start code server and daemon, as a machine does after its boot."""
         self.code_server.start()
         self.code_server.wait_until(lambda: listens(self._port), _START_SECONDS)
         self.daemon.start()
 
     def start_webserver(self) -> None:
-        """Starts the webserver; ``send`` works from here on."""
+        """Start the webserver; ``send`` works from here on."""
         self.webserver.start()
         self.webserver.wait_until(lambda: listens(self._web_port), _START_SECONDS)
 
     def stop(self) -> None:
-        """Stops all that runs."""
+        """Stop all processes."""
         for process in (self.webserver, self.daemon, self.code_server):
             process.stop()
 
     def die(self) -> None:
-        """SIGKILL to code server, daemon and every run: what a power cut leaves of them."""
+        """Send SIGKILL to code server, daemon and every run, as a power cut ends them."""
         self.daemon.kill()
         self.code_server.kill()
 
     def send(self, query: str, **variables: Any) -> dict[str, Any]:
-        """Sends what a page sends; returns ``data`` of the answer. Fails on an error of GraphQL itself."""
+        """Send a page's query; return ``data`` of the answer. Fail on an error of GraphQL itself."""
         request = urllib.request.Request(  # noqa: S310
             f"{self.web_url}/graphql",
             data=json.dumps({"query": query, "variables": variables}).encode(),
@@ -87,14 +86,14 @@ class Deployment:
             with urllib.request.urlopen(request, timeout=_ANSWER_SECONDS) as response:  # noqa: S310
                 answer: dict[str, Any] = json.load(response)
         except urllib.error.HTTPError as error:
-            # an error of the user's code is an answer too, with a status of its own
+            # An error of the user's code is an answer too, with another HTTP status.
             answer = json.load(error)
         assert "errors" not in answer, answer["errors"]
         data: dict[str, Any] = answer["data"]
         return data
 
     def process_connected_from(self, port: int) -> psutil.Process:
-        """The run's process whose session Postgres sees at client port ``port``."""
+        """Return the process of the run whose Postgres session has the client port ``port``."""
         for process in psutil.Process(self.code_server.pid).children(recursive=True):
             with contextlib.suppress(psutil.NoSuchProcess):
                 if any(connection.laddr.port == port for connection in process.net_connections("tcp")):
@@ -104,7 +103,7 @@ class Deployment:
 
 @contextlib.contextmanager
 def deployment(home: Path) -> Iterator[Deployment]:
-    """Code server and daemon up, with the variables of this process; Dagster ends before whatever is around it."""
+    """Run code server and daemon with the variables of this process; stop them at the end of the block."""
     deployed = Deployment(home)
     try:
         deployed.start()

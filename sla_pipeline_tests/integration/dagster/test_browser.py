@@ -30,18 +30,18 @@ Support = psycopg.Connection[Any]
 SCREENS = REPOSITORY / "build" / "screens"
 _CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 _OPTIONS = [
-    # Chromium's sandbox refuses to run as root, as which CI runs
+    # Chromium's sandbox refuses to run as root, and CI runs as root.
     "--no-sandbox",
     "--disable-gpu",
     "--disable-quic",
     "--no-first-run",
-    # nothing that looks for the internet
+    # These switch off requests to the internet.
     "--disable-background-networking",
     "--disable-component-update",
     "--disable-sync",
 ]
-# processes start, pages load and runs end slowly on a loaded machine
-_PATIENCE_SECONDS = 120.0
+# Bounds each wait: processes start, pages load and runs end slowly on a loaded machine.
+_TIMEOUT_SECONDS = 120.0
 
 pytestmark = [
     pytest.mark.timeout(400),
@@ -61,31 +61,31 @@ def url(home: Path) -> Iterator[str]:
 
 @pytest.fixture
 def page(url: str) -> Iterator[Page]:
-    """A page of a fresh profile; what it asks of another host than the webserver fails the test."""
+    """A page of a new profile; a request to another host than the webserver fails the test."""
     requested: list[str] = []
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=_CHROMIUM, args=_OPTIONS)
         with contextlib.closing(browser):
             page = browser.new_page(base_url=url, viewport={"width": 1400, "height": 900})
             page.on("request", lambda request: requested.append(request.url))
-            page.set_default_timeout(_PATIENCE_SECONDS * 1000)
-            expect.set_options(timeout=_PATIENCE_SECONDS * 1000)
+            page.set_default_timeout(_TIMEOUT_SECONDS * 1000)
+            expect.set_options(timeout=_TIMEOUT_SECONDS * 1000)
             yield page
-            # where a failed test stood
+            # This screenshot shows the page at which a test failed.
             _screenshot(page, "end-of-the-test")
-    # data: and blob: have no host
+    # URLs with data: and blob: have no host.
     assert {urlsplit(address).netloc for address in requested} - {""} == {urlsplit(url).netloc}
 
 
 def _screenshot(page: Page, name: str) -> None:
     SCREENS.mkdir(parents=True, exist_ok=True)
-    # icons, and the answers to what the page has asked for
+    # The page may still load icons and the answers to its requests.
     page.wait_for_load_state("networkidle")
     page.screenshot(path=SCREENS / f"{name}.png")
 
 
 def _launched_by(page: Page, button: str) -> str:
-    """Presses the button, and returns the id of the run that the page says it has launched."""
+    """Press the button; return the id of the launched run, from the page's message."""
     page.locator("button", has_text=re.compile(f"^{button}$")).click()
     href = page.locator("a[href^='/runs/']", has_text=re.compile("^View$")).first.get_attribute("href")
     assert href is not None
@@ -97,7 +97,7 @@ def _end_of(instance: dg.DagsterInstance, run_id: str) -> dg.DagsterRunStatus:
         run = instance.get_run_by_id(run_id)
         return run if run is not None and run.is_finished else None
 
-    wait_until(lambda: finished() is not None, what=f"run {run_id} to end", seconds=_PATIENCE_SECONDS)
+    wait_until(lambda: finished() is not None, what=f"run {run_id} to end", seconds=_TIMEOUT_SECONDS)
     run = finished()
     assert run is not None
     return run.status
@@ -107,10 +107,10 @@ def test_buttons_of_the_ui_in_a_browser(
     support: Support, instance: dg.DagsterInstance, events: Events, page: Page
 ) -> None:
     page.goto("/")
-    # the location is loaded: the schedule's job has its row in the timeline
+    # The location is loaded when the timeline has a row for the schedule's job.
     expect(page.get_by_text("ticket_sla_monitor", exact=True).first).to_be_visible()
     _screenshot(page, "first-page")
-    # a click needs the link uncovered; a pop-up would be in its way
+    # A pop-up would cover the link and fail the click.
     page.get_by_role("link", name="Catalog").click()
     asset = page.locator("a[href='/assets/sla_breaches']").first
     expect(asset).to_be_visible()

@@ -1,4 +1,4 @@
-"""The definitions load as Dagster's users load them, and nobody finds a blank in the UI (SPEC 3.1, 11)."""
+"""Definitions: they load by Dagster's usual commands, and each has the texts that the UI shows (SPEC 3.1, 11)."""
 
 import datetime as dt
 import importlib
@@ -27,12 +27,12 @@ _VARIABLES = (
 
 @pytest.fixture
 def definitions() -> dg.Definitions:
-    """The repository's definitions; what they are does not depend on the environment."""
+    """The repository's definitions; they do not depend on the environment."""
     defs: dg.Definitions = importlib.import_module("sla_pipeline.definitions").defs
     return defs
 
 
-# each command loads Dagster twice, which takes long on a loaded machine
+# Each command loads Dagster twice, which takes long on a loaded machine.
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     "command",
@@ -43,7 +43,7 @@ def definitions() -> dg.Definitions:
     ids=["dagster definitions validate", "dg check defs"],
 )
 def test_definitions_validate_whatever_the_variables_hold(command: list[str], tmp_path: Path) -> None:
-    """A code server whose environment is wrong shows its definitions; the run says what is wrong."""
+    """A code server with a wrong environment loads its definitions; the run reports the fault."""
     environment = os.environ | {"DAGSTER_HOME": str(tmp_path)} | dict.fromkeys(_VARIABLES, "nonsense")
     checked = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False, env=environment)
     assert checked.returncode == 0, checked.stdout + checked.stderr
@@ -77,14 +77,14 @@ def test_everything_has_a_description_and_every_asset_a_group(definitions: dg.De
 
 
 def test_no_setting_is_configuration_of_a_resource(definitions: dg.Definitions) -> None:
-    """What the location was loaded with and what a run finds could differ."""
+    """Settings at the load of the location and settings of a run could differ."""
     resources = definitions.get_repository_def().get_top_level_resources()
     assert sorted(resources) == ["cycle_values", "kafka", "postgres"]
     for name in ("kafka", "postgres"):
         assert resources[name].description
-        taken = resources[name].config_schema.config_type
-        assert isinstance(taken, dg.Shape)
-        assert taken.fields == {}
+        schema = resources[name].config_schema.config_type
+        assert isinstance(schema, dg.Shape)
+        assert schema.fields == {}
 
 
 def test_the_asset_is_late_after_five_minutes_without_a_successful_cycle(definitions: dg.Definitions) -> None:
@@ -106,7 +106,7 @@ def test_one_cycle_at_a_time_whatever_starts_it(definitions: dg.Definitions) -> 
 
 
 def test_a_run_that_died_while_it_started_is_failed_before_the_next_tick() -> None:
-    """And no run outlives a cycle's 60 s at the very most (SPEC 3.3 aims at 30) by more than its start and its end."""
+    """And a run is bounded to 60 s for the cycle (SPEC 3.3 aims at 30 s), plus its start and its end."""
     monitoring = yaml.safe_load((REPOSITORY / "dagster.yaml").read_text())["run_monitoring"]
     assert monitoring["enabled"] is True
     assert monitoring["start_timeout_seconds"] + monitoring["poll_interval_seconds"] < 60
@@ -114,13 +114,13 @@ def test_a_run_that_died_while_it_started_is_failed_before_the_next_tick() -> No
 
 
 def test_every_job_of_the_location_runs_in_one_process(definitions: dg.Definitions) -> None:
-    """The one behind the buttons Materialize and Execute as well."""
+    """This includes the implicit job behind the buttons Materialize and Execute."""
     assert definitions.resolve_implicit_global_asset_job_def().executor_def is dg.in_process_executor
     assert definitions.resolve_job_def("ticket_sla_monitor").executor_def is dg.in_process_executor
 
 
 def test_the_job_is_the_asset_alone(job: dg.JobDefinition) -> None:
-    """The checks are no steps of it: the cycle records them."""
+    """The checks are not steps of the job: the cycle records them."""
     assert [node.name for node in job.nodes] == ["sla_breaches"]
 
 

@@ -1,4 +1,4 @@
-"""The deployed schedule, no function call: Dagster's own processes tick, launch and record (SPEC 3.1, 11)."""
+"""The deployed schedule: Dagster's own processes tick, launch and record (SPEC 3.1, 11)."""
 
 import logging
 import time
@@ -20,9 +20,10 @@ from sla_pipeline_tests.waiting import wait_until
 
 Support = psycopg.Connection[Any]
 log = logging.getLogger(__name__)
-# the processes' start, a tick at the full minute, a run's start: each takes long on a loaded machine
-_PATIENCE_SECONDS = 150.0
-# one period, and the time that a run needs to start
+# Bounds each wait: the start of processes, a tick at the full minute and the start of a run take long on a loaded
+# machine.
+_TIMEOUT_SECONDS = 150.0
+# One period, and the time that a run needs to start.
 _AFTER_A_DEATH = timedelta(seconds=100)
 _POWER_CUT = timedelta(seconds=12)
 
@@ -30,7 +31,7 @@ pytestmark = pytest.mark.timeout(400)
 
 
 def _overdue(support: Support) -> dict[str, BreachKind]:
-    """One ticket per kind, by the system's clock."""
+    """Create one overdue ticket per kind, by the system's clock."""
     now = datetime.now(UTC)
     first = make_ticket(support, first_response_due_at=now - MINUTE)
     second = make_ticket(
@@ -50,7 +51,7 @@ def _succeeded(instance: dg.DagsterInstance) -> list[dg.DagsterRun]:
 def test_each_kind_end_to_end(support: Support, home: Path, instance: dg.DagsterInstance, events: Events) -> None:
     kinds = _overdue(support)
     with deployment(home):
-        wait_until(lambda: bool(_succeeded(instance)), what="a scheduled run to succeed", seconds=_PATIENCE_SECONDS)
+        wait_until(lambda: bool(_succeeded(instance)), what="a scheduled run to succeed", seconds=_TIMEOUT_SECONDS)
     assert breached_ids(support) == set(kinds)
     assert {event.ticket_id: event.breach_kind for event in events()} == kinds
 
@@ -65,18 +66,18 @@ def test_each_kind_end_to_end(support: Support, home: Path, instance: dg.Dagster
         "select run_id, state, processed_count, published_count from support.ticket_sla_cycles order by id"
     ).fetchone()
     assert journal == (run.run_id, "succeeded", 2, 2)
-    # the io manager leaves nothing behind
+    # The IO manager stores no files.
     assert not [path for path in (home / "storage").rglob("*") if path.is_file() and "result" in path.name]
 
 
 def test_after_a_break_of_an_hour(support: Support, home: Path, instance: dg.DagsterInstance, events: Events) -> None:
-    """The daemon was away for 60 ticks: it makes one run, for the newest, and that takes all."""
+    """The daemon was down for 60 ticks: it starts one run, for the newest, and that run marks all tickets."""
     tickets = make_tickets(
         support, 60, apart=timedelta(minutes=1), first_response_due_at=datetime.now(UTC) - timedelta(minutes=61)
     )
     with deployment(home) as deployed:
         wait_until(
-            lambda: bool(_schedule_states(instance)), what="the daemon to note the schedule", seconds=_PATIENCE_SECONDS
+            lambda: bool(_schedule_states(instance)), what="the daemon to record the schedule", seconds=_TIMEOUT_SECONDS
         )
         deployed.daemon.stop()
         _backdate(instance, since=datetime.now(UTC) - timedelta(hours=1))
@@ -85,7 +86,7 @@ def test_after_a_break_of_an_hour(support: Support, home: Path, instance: dg.Dag
         resumed_at = time.time()
         deployed.daemon.start()
         wait_until(
-            lambda: len(_succeeded(instance)) > len(before), what="a run after the break", seconds=_PATIENCE_SECONDS
+            lambda: len(_succeeded(instance)) > len(before), what="a run after the break", seconds=_TIMEOUT_SECONDS
         )
         minutes = time.time() // 60 - resumed_at // 60
     runs = [run for run in instance.get_runs() if run.run_id not in before]
@@ -99,9 +100,7 @@ def _schedule_states(instance: dg.DagsterInstance) -> list[InstigatorState]:
 
 
 def _backdate(instance: dg.DagsterInstance, *, since: datetime) -> None:
-    """Makes the schedule one that runs since then and has not ticked: what Dagster's storage holds after the daemon was
-    away.
-    """
+    """Rewrite the schedule's state: running since ``since``, without a tick, as after a stop of the daemon."""
     (state,) = _schedule_states(instance)
     instance.purge_ticks(state.instigator_origin_id, state.selector_id, before=time.time() + 60)
     data = state.instigator_data
@@ -110,7 +109,7 @@ def _backdate(instance: dg.DagsterInstance, *, since: datetime) -> None:
 
 
 def test_journal_of_a_killed_cycle(support: Support, home: Path, instance: dg.DagsterInstance, events: Events) -> None:
-    """SIGKILL to the run's process in the middle of a batch: no stuck run holds back the next tick."""
+    """After SIGKILL to the run's process in the middle of a batch, no stuck run blocks the next tick."""
     kinds = _overdue(support)
     support.execute(
         "create function support.wait() returns trigger language plpgsql as $$ begin perform pg_sleep(12); return "
@@ -121,14 +120,14 @@ def test_journal_of_a_killed_cycle(support: Support, home: Path, instance: dg.Da
         wait_until(
             lambda: bool(_marking_ports(support)),
             what="a scheduled run to be inside a batch",
-            seconds=_PATIENCE_SECONDS,
+            seconds=_TIMEOUT_SECONDS,
         )
         (port,) = _marking_ports(support)
         deployed.process_connected_from(port).kill()
         killed_at = datetime.now(UTC)
         wait_until(lambda: not _marking_ports(support), what="the server to end the dead session")
         support.execute("drop trigger wait on support.tickets")
-        wait_until(lambda: bool(_succeeded(instance)), what="the next tick's run to succeed", seconds=_PATIENCE_SECONDS)
+        wait_until(lambda: bool(_succeeded(instance)), what="the next tick's run to succeed", seconds=_TIMEOUT_SECONDS)
 
     dead, *_ = sorted(instance.get_run_records(), key=lambda record: record.create_timestamp)
     assert dead.dagster_run.status is dg.DagsterRunStatus.FAILURE
@@ -146,8 +145,9 @@ def test_journal_of_a_killed_cycle(support: Support, home: Path, instance: dg.Da
 def test_the_machine_dies_in_the_middle_of_a_cycle(
     support: Support, home: Path, instance: dg.DagsterInstance, events: Events
 ) -> None:
-    """Daemon, code server and run are killed and started again 12 s later: Dagster believes in the run, the journal
-    does not.
+    """Daemon, code server and run are killed; daemon and code server start again 12 s later.
+
+    The run is still STARTED in Dagster, but its journal row is not locked.
     """
     kinds = _overdue(support)
     support.execute(
@@ -159,18 +159,18 @@ def test_the_machine_dies_in_the_middle_of_a_cycle(
         wait_until(
             lambda: bool(_marking_ports(support)),
             what="a scheduled run to be inside a batch",
-            seconds=_PATIENCE_SECONDS,
+            seconds=_TIMEOUT_SECONDS,
         )
         (dead,) = instance.get_runs()
         deployed.die()
         died_at = datetime.now(UTC)
         assert _status(instance, dead) is dg.DagsterRunStatus.STARTED
-        # the server finds its client gone at the end of the statement
+        # The server detects the lost client at the end of the statement.
         wait_until(lambda: not _marking_ports(support), what="the server to end the dead session")
         support.execute("drop trigger wait on support.tickets")
-        wait_until(lambda: datetime.now(UTC) - died_at >= _POWER_CUT, what="the power to come back")
+        wait_until(lambda: datetime.now(UTC) - died_at >= _POWER_CUT, what="the end of the power cut")
         deployed.start()
-        wait_until(lambda: bool(_succeeded(instance)), what="a cycle after the death", seconds=_PATIENCE_SECONDS)
+        wait_until(lambda: bool(_succeeded(instance)), what="a cycle after the death", seconds=_TIMEOUT_SECONDS)
         took = datetime.now(UTC) - died_at
     log.info("a success %.1f s after the machine's death", took.total_seconds())
     assert took < _AFTER_A_DEATH
@@ -195,7 +195,7 @@ def _status(instance: dg.DagsterInstance, run: dg.DagsterRun) -> dg.DagsterRunSt
 
 
 def _marking_ports(support: Support) -> list[int]:
-    """Client ports of the cycles that are waiting in the trigger."""
+    """Return the client ports of the cycles that wait in the trigger."""
     rows = support.execute(
         "select client_port from pg_stat_activity where datname = current_database()"
         " and application_name = 'ticket-sla-monitor cycle' and wait_event = 'PgSleep'"

@@ -1,4 +1,4 @@
-"""What a person may type into the launchpad (SPEC 3.2, 4.2, 4.3)."""
+"""Values that a person may type into the launchpad (SPEC 3.2, 4.2, 4.3)."""
 
 from typing import Any
 
@@ -16,12 +16,12 @@ Support = psycopg.Connection[Any]
 
 @pytest.fixture
 def kafka_settings() -> KafkaSettings:
-    """A Kafka that is not there: a refused run does not even look for it."""
+    """An address where no Kafka listens: a refused run does not connect."""
     return KafkaSettings("127.0.0.1:1", topic="untouched")
 
 
 def _untouched(support: Support) -> tuple[Any, ...]:
-    """What a refused run must leave as it is."""
+    """Return the state that a refused run must not change."""
     return (
         row_versions(support),
         support.execute("select count(*) from support.ticket_sla_cycles").fetchone(),
@@ -46,7 +46,7 @@ def test_max_batches_per_cycle_out_of_range(
 def _refused(
     field: str, value: object, allowed: str, support: Support, job: dg.JobDefinition, ephemeral: dg.DagsterInstance
 ) -> None:
-    """Of whatever type: by field, value and range, before there is a run."""
+    """Assert that the value is refused with field, value and range, before there is a run."""
     make_ticket(support, first_response_due_at="2026-01-01T00:00:00Z")
     before = _untouched(support)
     with pytest.raises(dg.DagsterInvalidConfigError) as raised:
@@ -58,7 +58,7 @@ def _refused(
 
 @pytest.mark.parametrize("field", ["batchsize", "now_utc"])
 def test_an_unknown_field_is_refused(field: str, job: dg.JobDefinition, ephemeral: dg.DagsterInstance) -> None:
-    """Above all, nobody may say what time it is (SPEC 4.1)."""
+    """Above all, nobody may set the time (SPEC 4.1)."""
     with pytest.raises(dg.DagsterInvalidConfigError, match=f'Received unexpected config entry "{field}"'):
         job.execute_in_process(instance=ephemeral, run_config=launchpad(**{field: 500}))
 

@@ -1,4 +1,4 @@
-"""A run of the job: what Dagster is told of a cycle, when it succeeds and when it fails (SPEC 5.7, 9)."""
+"""A run of the job: the events that a cycle records in Dagster, on success and on failure (SPEC 5.7, 9)."""
 
 import logging
 from datetime import UTC, datetime
@@ -24,7 +24,7 @@ from sla_pipeline_tests.tickets import (
 )
 
 Support = psycopg.Connection[Any]
-# long overdue by the system's clock, which the job goes by
+# Long overdue by the system's clock, which the job uses.
 _FIRST_RESPONSE_OVERDUE: dict[str, Any] = {"first_response_due_at": datetime(2026, 1, 1, tzinfo=UTC)}
 _RESOLUTION_OVERDUE = RESOLUTION_OVERDUE | dict.fromkeys(
     ("first_response_due_at", "first_response_at", "resolution_due_at"), datetime(2026, 1, 1, tzinfo=UTC)
@@ -85,13 +85,13 @@ def test_a_cycle_is_a_materialization_with_all_its_numbers(
 def test_the_launchpads_fields_reach_the_cycle(
     support: Support, job: dg.JobDefinition, ephemeral: dg.DagsterInstance
 ) -> None:
-    ours = [make_ticket(support, first_response_due_at=f"2026-01-01T00:0{minute}:00Z") for minute in range(5)]
+    of_tenant = [make_ticket(support, first_response_due_at=f"2026-01-01T00:0{minute}:00Z") for minute in range(5)]
     make_ticket(support, first_response_due_at="2026-01-01T00:00:00Z", tenant_id="bbbbbbbb-0000-4000-8000-000000000002")
     result = job.execute_in_process(
         instance=ephemeral, run_config=launchpad(batch_size=2, max_batches_per_cycle=2, tenant_id=TENANT)
     )
     assert result.success
-    assert breached_ids(support) == set(ours[:4])
+    assert breached_ids(support) == set(of_tenant[:4])
     assert support.execute(
         "select batch_size, max_batches_per_cycle, tenant_id::text, batch_count from support.ticket_sla_cycles"
     ).fetchall() == [(2, 2, TENANT, 2)]
@@ -133,12 +133,10 @@ def test_the_check_runs_alone_and_counts_now(
     assert ephemeral.get_latest_materialization_event(CHECK.asset_key) is None
 
 
-def test_tickets_set_aside_are_an_alarm_until_they_are_mended(
+def test_tickets_set_aside_are_an_alarm_until_they_are_corrected(
     support: Support, definitions: dg.Definitions, job: dg.JobDefinition, ephemeral: dg.DagsterInstance
 ) -> None:
-    """The run fails in the cycle in which the ticket fails; in those in which it only waits, the check alone says that
-    nobody is called.
-    """
+    """The run fails in the cycle in which the ticket fails. While it waits, only the check reports it."""
     alone = definitions.resolve_implicit_global_asset_job_def().get_subset(
         asset_check_selection={SET_ASIDE_CHECK}, asset_selection=set()
     )
@@ -171,11 +169,11 @@ def test_tickets_set_aside_are_an_alarm_until_they_are_mended(
     assert latest is not None
     assert latest.run_id == by_hand.run_id
 
-    # the remedy that the check names: the row is corrected, and the next cycle tries it, however long its pause is
+    # The remedy that the check names: after a correction of the row, the next cycle tries it, during its pause too.
     change(support, bad, queue_id=QUEUE)
     assert _evaluation(alone.execute_in_process(instance=ephemeral), SET_ASIDE_CHECK).passed
-    mended = _evaluation(job.execute_in_process(instance=ephemeral), SET_ASIDE_CHECK)
-    assert (mended.passed, mended.description, _metadata(mended.metadata)) == (
+    corrected = _evaluation(job.execute_in_process(instance=ephemeral), SET_ASIDE_CHECK)
+    assert (corrected.passed, corrected.description, _metadata(corrected.metadata)) == (
         True,
         "no overdue ticket is set aside",
         {"set_aside": 0},
@@ -204,8 +202,9 @@ def test_the_alarm_lists_the_first_twenty(
 def test_a_set_aside_table_that_cannot_be_read_is_no_passed_check(
     support: Support, job: dg.JobDefinition, ephemeral: dg.DagsterInstance
 ) -> None:
-    """Counted like other bookkeeping: the cycle marks and publishes, and fails with the remedy; the check keeps its
-    last record.
+    """It counts as bookkeeping: the cycle marks and publishes, then fails with the remedy.
+
+    The check keeps its last record.
     """
     good = make_ticket(support, **_FIRST_RESPONSE_OVERDUE)
     support.execute("revoke select on support.ticket_sla_set_aside from sla_worker")
@@ -218,7 +217,7 @@ def test_a_set_aside_table_that_cannot_be_read_is_no_passed_check(
     assert ephemeral.get_latest_asset_check_evaluation_record(CHECK) is not None
 
 
-def test_a_priority_that_we_do_not_know_is_counted_on_the_runs_page(
+def test_unknown_priorities_are_counted_on_the_runs_page(
     support: Support, job: dg.JobDefinition, ephemeral: dg.DagsterInstance, events: Events
 ) -> None:
     make_tickets(support, 3, **_FIRST_RESPONSE_OVERDUE, priority="Urgent")
@@ -236,11 +235,11 @@ def test_a_failing_publish_fails_the_run_at_its_end(
     support: Support, definitions: dg.Definitions, job: dg.JobDefinition, ephemeral: dg.DagsterInstance, events: Events,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """Kafka is away: the marks stay, the check is recorded, the run fails, the next run publishes."""
+    """Kafka is down: the marks stay, the check is recorded, the run fails, the next run publishes."""
     tickets = make_tickets(support, 3, **_FIRST_RESPONSE_OVERDUE)
     (port,) = free_ports(1)
-    with monkeypatch.context() as kafka_away:
-        kafka_away.setenv("SLA_KAFKA_BOOTSTRAP_SERVERS", f"127.0.0.1:{port}")
+    with monkeypatch.context() as kafka_down:
+        kafka_down.setenv("SLA_KAFKA_BOOTSTRAP_SERVERS", f"127.0.0.1:{port}")
         result = job.execute_in_process(instance=ephemeral, raise_on_error=False)
 
     assert not result.success
@@ -269,7 +268,7 @@ def test_a_failing_publish_fails_the_run_at_its_end(
     assert len(list(ephemeral.get_runs())) == 2
 
 
-def test_a_bad_row_fails_the_run_at_its_end_in_words_without_its_values(
+def test_a_bad_row_fails_the_run_at_its_end_with_a_message_without_its_values(
     support: Support, job: dg.JobDefinition, ephemeral: dg.DagsterInstance
 ) -> None:
     good = make_ticket(support, **_FIRST_RESPONSE_OVERDUE)
@@ -302,8 +301,9 @@ def test_a_wrong_database_fails_the_run_at_once_and_once(
 def test_a_cycle_that_the_single_runner_lock_keeps_out_is_no_success(
     support: Support, job: dg.JobDefinition, ephemeral: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A hung holder of the lock must not hide that there is no successful cycle: no materialization, and the run says
-    why.
+    """A hung holder of the lock must not hide that no cycle succeeds.
+
+    So there is no materialization, and the run fails with the reason.
     """
     make_ticket(support, **_FIRST_RESPONSE_OVERDUE)
     monkeypatch.setenv("SLA_SINGLE_RUNNER", "1")
@@ -327,9 +327,7 @@ def test_a_cycle_that_the_single_runner_lock_keeps_out_is_no_success(
 
 
 def test_another_asset_of_the_location_keeps_its_value(definitions: dg.Definitions, tmp_path: Path) -> None:
-    """Only the ops of a cycle pass their values in memory: what another asset returns is stored, for other processes
-    too.
-    """
+    """Only the ops of a cycle pass values in memory: another asset's value is stored, for other processes too."""
 
     @dg.asset
     def answer() -> int:
@@ -349,7 +347,7 @@ _URL_FORM = "postgresql://USER:PASSWORD@HOST:PORT/DATABASE"
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "sentence"),
+    ("name", "value", "message"),
     [
         ("SLA_POSTGRES_URL", None, f"SLA_POSTGRES_URL is not set; set it to {_URL_FORM}, the worker's login"),
         ("SLA_POSTGRES_URL", f"{_URL}\nx", "SLA_POSTGRES_URL holds a line break; write the value as plain text on "
@@ -382,7 +380,7 @@ _URL_FORM = "postgresql://USER:PASSWORD@HOST:PORT/DATABASE"
     ],
 )  # fmt: skip
 def test_a_wrong_variable_fails_the_run_in_its_first_step_in_one_sentence_and_marks_nothing(
-    name: str, value: str | None, sentence: str,
+    name: str, value: str | None, message: str,
     support: Support, job: dg.JobDefinition, ephemeral: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """The location was loaded before; the run reads the environment."""
@@ -395,7 +393,7 @@ def test_a_wrong_variable_fails_the_run_in_its_first_step_in_one_sentence_and_ma
     (failure,) = [event for event in result.all_events if event.is_step_failure]
     assert failure.step_key == "sla_breaches.claim_overdue"
     assert failure.step_failure_data.user_failure_data is not None
-    assert failure.step_failure_data.user_failure_data.description == f"{sentence}\n{RE_EXECUTE_ALL}"
+    assert failure.step_failure_data.user_failure_data.description == f"{message}\n{RE_EXECUTE_ALL}"
     stored = "".join(str(record) for record in ephemeral.all_logs(result.run_id))
     assert _CANARY not in stored
     assert breached_ids(support) == set()

@@ -1,4 +1,4 @@
-"""When the schedule starts a cycle, and when it takes the run under way for dead (SPEC 3.1)."""
+"""Decisions of the schedule: start a cycle, skip the tick, or report a dead run failed (SPEC 3.1)."""
 
 import contextlib
 import time
@@ -28,20 +28,20 @@ _REPOSITORY = RemoteRepositoryOrigin(RegisteredCodeLocationOrigin("sla_pipeline"
 
 @pytest.fixture
 def kafka_settings() -> KafkaSettings:
-    """The schedule does not look for Kafka."""
+    """The schedule does not connect to Kafka."""
     return KafkaSettings("127.0.0.1:1", topic="untouched")
 
 
 @pytest.fixture
 def stored(tmp_path: Path) -> Iterator[dg.DagsterInstance]:
-    """An instance that keeps its runs in files, since a schedule's context needs one that it can open again."""
+    """An instance that keeps its runs in files, because a schedule's context opens it again."""
     with dg.DagsterInstance.local_temp(str(tmp_path)) as instance:
         yield instance
 
 
 @pytest.fixture
 def decide(stored: dg.DagsterInstance, worker_url: str, monkeypatch: pytest.MonkeyPatch) -> Decide:
-    """One tick."""
+    """A function that runs one tick and returns its decision."""
     monkeypatch.setenv("SLA_POSTGRES_URL", worker_url)
 
     def tick() -> Decision:
@@ -54,7 +54,7 @@ def decide(stored: dg.DagsterInstance, worker_url: str, monkeypatch: pytest.Monk
 
 
 def _run(instance: dg.DagsterInstance, status: dg.DagsterRunStatus, *, started_seconds_ago: float = 0) -> dg.DagsterRun:
-    """A run of a cycle as a button leaves it: of Dagster's own job, without a tag."""
+    """Add a run of a cycle as a button starts it: of Dagster's own job, without a tag."""
     run = instance.add_run(
         dg.DagsterRun(
             job_name="__ASSET_JOB",
@@ -83,7 +83,7 @@ def _status(instance: dg.DagsterInstance, run: dg.DagsterRun) -> dg.DagsterRunSt
 
 @contextlib.contextmanager
 def _journaled(worker_url: str, run: dg.DagsterRun) -> Iterator[tuple[psycopg.Connection, int]]:
-    """The run's row, locked by a session of the worker's for as long as the block lasts."""
+    """Write the run's journal row; a worker's session keeps it locked until the end of the block."""
     with PostgresSettings(worker_url).connect(purpose="cycle") as connection:
         yield (
             connection,
@@ -92,7 +92,7 @@ def _journaled(worker_url: str, run: dg.DagsterRun) -> Iterator[tuple[psycopg.Co
 
 
 def test_the_schedule_skips_exactly_while_a_cycle_is_under_way(stored: dg.DagsterInstance, decide: Decide) -> None:
-    """Whoever launched it; a run that has ended, in whatever way, holds nothing back."""
+    """It does not matter who launched the run, nor how an earlier run ended."""
     skipped = []
     for status in dg.DagsterRunStatus:
         run = _run(stored, status)
@@ -167,14 +167,14 @@ def test_a_run_that_closed_its_row_has_seconds_to_end(
 def test_a_run_without_a_row_is_dead_when_it_is_no_longer_young(
     started_seconds_ago: int, status: str, stored: dg.DagsterInstance, decide: Decide
 ) -> None:
-    """It died before it wrote its row, or cannot write it."""
+    """Such a run died before it wrote its row, or cannot write it."""
     run = _run(stored, dg.DagsterRunStatus.STARTED, started_seconds_ago=started_seconds_ago)
     assert isinstance(decide(), dg.SkipReason if status == "STARTED" else dg.RunRequest)
     assert _status(stored, run).value == status
 
 
 def test_a_live_run_behind_a_dead_one_holds_the_tick_back(stored: dg.DagsterInstance, decide: Decide) -> None:
-    """The dead one is reported all the same: the other waits for its place."""
+    """The dead run is reported failed too, because the live one waits for its place."""
     dead = _run(stored, dg.DagsterRunStatus.STARTED, started_seconds_ago=50)
     queued = _run(stored, dg.DagsterRunStatus.QUEUED)
     decision = decide()
@@ -189,7 +189,7 @@ def test_a_live_run_behind_a_dead_one_holds_the_tick_back(stored: dg.DagsterInst
 def test_a_database_that_does_not_answer_proves_nothing(
     url: str, stored: dg.DagsterInstance, decide: Decide, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nor does a variable that is wrong: the tick says so and goes on."""
+    """Nor does a wrong variable: the tick logs it and continues."""
     run = _run(stored, dg.DagsterRunStatus.STARTED, started_seconds_ago=50)
     monkeypatch.setenv("SLA_POSTGRES_URL", url)
     began = time.monotonic()

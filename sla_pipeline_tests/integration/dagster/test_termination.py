@@ -1,7 +1,6 @@
-"""Termination of a run (SPEC 3.4): what was saved stays, the open batch rolls back, no lock is left, the run ends
-CANCELED.
+"""Termination of a run (SPEC 3.4): saved batches stay, the open one rolls back, no lock is left, the run is CANCELED.
 
-The run is a process of its own on an instance with Postgres storage, and is terminated as the launcher does it: the run
+The run is a process of its own on an instance with Postgres storage. It is terminated as the launcher does it: the run
 is reported canceling, its process gets SIGINT. While a batch is open the process waits inside a statement: a trigger of
 the support service waits for a lock that the test holds.
 """
@@ -36,7 +35,7 @@ _WAITS_AT_THE_GATE = (
 
 @contextlib.contextmanager
 def _gate_before(support: Support, ticket_id: str) -> Iterator[None]:
-    """Whoever marks the ticket waits while this block lasts."""
+    """Make every session that marks the ticket wait until the end of the block."""
     support.execute("select pg_advisory_lock(%s)", (_GATE,))
     support.execute(
         f"create function support.gate() returns trigger language plpgsql as $$ begin"
@@ -77,9 +76,7 @@ def _is_inside_the_batch(process: "subprocess.Popen[bytes]", support: Support, h
 def terminated(
     request: pytest.FixtureRequest, support: Support, home: Path, instance: dg.DagsterInstance
 ) -> tuple[list[str], dg.DagsterRun, list[int]]:
-    """100 tickets in batches of 10; a run that was terminated inside its third. The tickets, the run, its sessions
-    then.
-    """
+    """The tickets, a run that was terminated inside batch 3 of 10, and its sessions at that time."""
     tickets = make_tickets(support, 100, first_response_due_at=datetime(2026, 1, 1, tzinfo=UTC))
     with _gate_before(support, tickets[25]):
         process = _start_run(home, batch_size=10)
@@ -91,7 +88,7 @@ def terminated(
         instance.report_run_canceling(run)
         process.send_signal(signal.SIGINT)
         process.wait(timeout=60)
-        # before the gate opens: the batch is rolled back although its statement still waited
+        # The gate is still closed: the batch rolls back although its statement waits.
         wait_until(lambda: not support.execute(_WAITS_AT_THE_GATE).fetchall(), what="the server to end the statement")
     ended = instance.get_run_by_id(run.run_id)
     assert ended is not None

@@ -1,8 +1,8 @@
-"""Every way in which a person starts a cycle, sent to a real webserver, daemon and code server as the page sends it, to
-the run's end.
+"""Every way in which a person starts a cycle in the UI, followed to the end of the run.
 
-The mutations are those of Dagster's own pages (``ui-core/src/runs/RunUtils.tsx``). One deployment for the file, its
-schedule stopped as a person stops it, so that each test owns what its button did.
+The tests send the mutations of Dagster's own pages (``ui-core/src/runs/RunUtils.tsx``) to a real webserver, daemon and
+code server. One deployment serves the whole file. Its schedule is stopped as a person stops it, so that no other run
+disturbs a test.
 """
 
 import contextlib
@@ -69,7 +69,9 @@ mutation LaunchPipelineReexecution($executionParams: ExecutionParams, $reexecuti
 _TERMINATE = f"""
 mutation Terminate($runIds: [String!]!, $terminatePolicy: TerminateRunPolicy) {{
   terminateRuns(runIds: $runIds, terminatePolicy: $terminatePolicy) {{
-    ... on TerminateRunsResult {{ terminateRunResults {{ __typename ... on TerminateRunSuccess {{ run {{ id canTerminate }} }} }} }}
+    ... on TerminateRunsResult {{
+      terminateRunResults {{ __typename ... on TerminateRunSuccess {{ run {{ id canTerminate }} }} }}
+    }}
     {_ERROR}
   }}
 }}"""
@@ -94,7 +96,7 @@ query AssetJobs($asset: AssetKeyInput!) {
 
 @dataclass
 class Site:
-    """A deployment with its webserver, and what it works on."""
+    """A deployment with its webserver, its instance, database and topic."""
 
     deployed: Deployment
     instance: dg.DagsterInstance
@@ -104,7 +106,7 @@ class Site:
     def launch(
         self, job: str, *, assets: bool = True, checks: Sequence[dg.AssetCheckKey] = (), config: object = None
     ) -> dict[str, Any]:
-        """Presses a button that starts a run of ``job``; returns the answer."""
+        """Press a button that starts a run of ``job``; return the answer."""
         parameters = {
             "mode": "default",
             "executionMetadata": {"tags": []},
@@ -120,14 +122,14 @@ class Site:
         return answer
 
     def re_execute(self, run: dg.DagsterRun, strategy: str) -> dg.DagsterRun:
-        """Presses a button of a run's page; returns the new run at its end."""
+        """Press a button of a run's page; return the new run at its end."""
         parameters = {"parentRunId": run.run_id, "strategy": strategy, "extraTags": []}
         answer = self.deployed.send(_RE_EXECUTE, reexecutionParams=parameters)["launchPipelineReexecution"]
         assert answer["run"]["parentRunId"] == run.run_id, answer
         return self.ended(answer)
 
     def ended(self, answer: dict[str, Any]) -> dg.DagsterRun:
-        """The launched run, when it has ended."""
+        """Wait for the end of the launched run; return it."""
         assert answer["__typename"] == "LaunchRunSuccess", answer
         return self.wait_for_end(answer["run"]["id"])
 
@@ -141,7 +143,7 @@ class Site:
         return found
 
     def failure(self, run: dg.DagsterRun) -> tuple[str, str]:
-        """The step that failed, and what the run's page shows of it."""
+        """Return the step that failed, and its description on the run's page."""
         (entry,) = self.instance.all_logs(run.run_id, of_type=dg.DagsterEventType.STEP_FAILURE)
         event = entry.get_dagster_event()
         shown = event.step_failure_data.user_failure_data
@@ -149,20 +151,20 @@ class Site:
         return str(event.step_key), str(shown.description)
 
     def materialized_by(self) -> str:
-        """The run that materialized the asset last."""
+        """Return the id of the run that materialized the asset last."""
         (record, *_) = self.instance.fetch_materializations(CHECK.asset_key, limit=1).records
         return record.run_id
 
     def events_of(self, ticket_id: str) -> int:
-        """Events on the topic."""
+        """Return the number of the ticket's events on the topic."""
         return [event.key.decode() for event in read_events(self.kafka)].count(ticket_id)
 
     def cycle_count(self) -> int:
-        """Rows of the journal."""
+        """Return the number of rows in the journal."""
         return len(self.support.execute("select from support.ticket_sla_cycles").fetchall())
 
     def span(self, run_id: str) -> tuple[float, float]:
-        """Seconds at which the run started and ended."""
+        """Return the seconds at which the run started and ended."""
         record = self.instance.get_run_record_by_id(run_id)
         assert record is not None
         assert record.start_time is not None
@@ -170,17 +172,16 @@ class Site:
         return record.start_time, record.end_time
 
     @contextlib.contextmanager
-    def gate_before(self, ticket_id: str, *, patience_seconds: float = 60) -> Iterator[None]:
-        """Whoever marks the ticket waits there while this block lasts or until ``open_gate``, at most for
-        ``patience_seconds``.
+    def gate_before(self, ticket_id: str, *, timeout_seconds: float = 60) -> Iterator[None]:
+        """Make every session that marks the ticket wait until the end of the block, or until ``open_gate``.
 
-        Longer than the statement's time-out, the batch fails.
+        It waits for at most ``timeout_seconds``. When that exceeds the statement timeout, the batch fails.
         """
         self.support.execute("select pg_advisory_lock(%s)", (_GATE,))
         before_update(
             self.support,
             f"if new.id = '{ticket_id}' then while not pg_try_advisory_xact_lock_shared({_GATE}) and clock_timestamp() "
-            f"< statement_timestamp() + interval '{patience_seconds} s' loop perform pg_sleep(0.05); end loop; end if;",
+            f"< statement_timestamp() + interval '{timeout_seconds} s' loop perform pg_sleep(0.05); end loop; end if;",
         )
         try:
             yield
@@ -233,7 +234,7 @@ def site(
 
 
 def _stop_schedule(site: Site) -> None:
-    """The toggle of the schedule's page. A run that it has started already is waited for."""
+    """Press the toggle of the schedule's page; wait for a run that the schedule has started already."""
     selector = {**_REPOSITORY, "scheduleName": "ticket_sla_monitor_every_minute"}
     state = site.deployed.send(_SCHEDULE, selector=selector)["scheduleOrError"]["scheduleState"]
     assert state["status"] == "RUNNING"
@@ -264,7 +265,7 @@ def _assert_a_whole_cycle(site: Site, run: dg.DagsterRun, ticket_id: str) -> Non
 
 
 def test_the_page_offers_the_jobs_that_are_started_here(site: Site) -> None:
-    """Materialize takes the first of the asset's jobs, Execute the first of the check's."""
+    """Materialize uses the first of the asset's jobs, Execute the first of the check's."""
     node = site.deployed.send(_ASSET_JOBS, asset=_ASSET)["assetNodeOrError"]
     assert node["jobNames"] == ["__ASSET_JOB", "ticket_sla_monitor"]
     assert node["assetChecksOrError"]["checks"] == [
@@ -273,13 +274,13 @@ def test_the_page_offers_the_jobs_that_are_started_here(site: Site) -> None:
 
 
 def test_materialize_on_the_asset(site: Site, overdue: str) -> None:
-    """Catalog, group and lineage all send this, the asset's checks with it."""
+    """Catalog, group and lineage all send this mutation, with the asset's checks."""
     _assert_a_whole_cycle(site, site.ended(site.launch("__ASSET_JOB", checks=_CHECKS)), overdue)
 
 
 @pytest.mark.parametrize("key", _CHECKS, ids=lambda key: key.name)
 def test_execute_on_a_check(site: Site, overdue: str, key: dg.AssetCheckKey) -> None:
-    """It counts and marks nothing."""
+    """The check counts, and marks nothing."""
     before = len(site.instance.fetch_materializations(CHECK.asset_key, limit=100).records)
     run = site.ended(site.launch("__ASSET_JOB", assets=False, checks=[key]))
     assert run.status is dg.DagsterRunStatus.SUCCESS
@@ -292,7 +293,7 @@ def test_execute_on_a_check(site: Site, overdue: str, key: dg.AssetCheckKey) -> 
 
 
 def test_materialize_on_the_jobs_page_with_the_launchpads_config(site: Site, overdue: str) -> None:
-    """The same path in both launchpads, the asset's and the job's; what is left out has its default."""
+    """Both launchpads, the asset's and the job's, have the same path; fields that are left out have defaults."""
     other = make_ticket(site.support, **_OVERDUE, tenant_id="bbbbbbbb-0000-4000-8000-000000000002")
     config = launchpad(batch_size=100, max_batches_per_cycle=3, tenant_id=TENANT)
     _assert_a_whole_cycle(site, site.ended(site.launch("__ASSET_JOB", config=config)), overdue)
@@ -306,7 +307,7 @@ def test_materialize_on_the_jobs_page_with_the_launchpads_config(site: Site, ove
 @pytest.mark.parametrize("value", ["many", 2.5, True, None, 0, 1001])
 @pytest.mark.parametrize("job", ["__ASSET_JOB", "ticket_sla_monitor"])
 def test_launchpad_with_a_bad_value_names_the_range(site: Site, job: str, value: object) -> None:
-    """The dialog opens with it, and there is no run."""
+    """The page shows the message in a dialog, and no run is started."""
     before = site.instance.get_runs_count()
     answer = site.launch(job, config=launchpad(batch_size=value))
     assert answer["__typename"] == "PythonError"
@@ -314,7 +315,7 @@ def test_launchpad_with_a_bad_value_names_the_range(site: Site, job: str, value:
     assert site.instance.get_runs_count() == before
 
 
-def test_a_failed_run_names_what_to_press_and_that_works(site: Site, overdue: str) -> None:
+def test_a_failed_run_names_the_button_to_press_and_it_works(site: Site, overdue: str) -> None:
     """The three entries of a failed run's menu: from failure, all steps, from asset failure."""
     before_update(site.support, f"if new.id = '{overdue}' then raise 'not today'; end if;")
     good = make_ticket(site.support, **_OVERDUE)
@@ -355,15 +356,13 @@ def test_terminate(site: Site, overdue: str) -> None:
 
 
 def test_whatever_is_started_waits_for_the_cycle_under_way(site: Site, overdue: str) -> None:
-    """Runs by buttons have no tags: the queue's limit and the schedule's skip see them all the same. The check waits
-    for nothing.
-    """
+    """The queue's limit and the schedule's skip cover runs by buttons, which have no tags. The check does not wait."""
     with site.gate_before(overdue):
         first = site.launch("__ASSET_JOB")
         site.wait_at_the_gate()
         second = site.launch("ticket_sla_monitor")
         check = site.launch("__ASSET_JOB", assets=False, checks=[CHECK])
-        # the queue is served in order: what stands behind the second run has left it
+        # The queue is served in order, so the check's run was considered after the second run.
         wait_until(
             lambda: site.run(check["run"]["id"]).status is not dg.DagsterRunStatus.QUEUED,
             what="the check's run to leave the queue",
@@ -378,33 +377,33 @@ def test_whatever_is_started_waits_for_the_cycle_under_way(site: Site, overdue: 
 
 
 def test_a_command_beside_a_button_is_harmless(site: Site, overdue: str) -> None:
-    """What bypasses the queue is not limited: two cycles at once share the work and double nothing.
+    """A run that bypasses the queue is not limited: two cycles at once share the work and double nothing.
 
-    The first waits for the second inside its batch, but not so long that the batch fails: on a busy machine one may end
-    before the other begins, and the outcome must be the same.
+    The first waits for the second inside its batch, but not so long that the batch fails. On a busy machine one may end
+    before the other begins; the outcome must be the same.
     """
     tickets = [overdue, *(make_ticket(site.support, **_OVERDUE) for _ in range(5))]
     known = {run.run_id for run in site.instance.get_runs()}
     cycles = site.cycle_count()
     command = ["asset", "materialize", "--select", "sla_breaches", "-m", "sla_pipeline.definitions"]
     with (
-        site.gate_before(overdue, patience_seconds=1.5),
+        site.gate_before(overdue, timeout_seconds=1.5),
         subprocess.Popen(
             [sys.executable, "-m", "dagster", *command], cwd=REPOSITORY, env=dict(os.environ),
             stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
         ) as by_command,
     ):  # fmt: skip
-        # while the command imports Dagster
+        # The button starts its run while the command imports Dagster.
         by_button = site.launch("__ASSET_JOB")["run"]["id"]
         wait_until(lambda: site.cycle_count() == cycles + 2, what="both cycles to begin", seconds=_ENDS_SECONDS)
         site.open_gate()
-        _, complaint = by_command.communicate(timeout=_ENDS_SECONDS)
-        assert by_command.returncode == 0, complaint
+        _, stderr = by_command.communicate(timeout=_ENDS_SECONDS)
+        assert by_command.returncode == 0, stderr
     assert site.wait_for_end(by_button).status is dg.DagsterRunStatus.SUCCESS
     runs = [run for run in site.instance.get_runs() if run.run_id not in known]
     assert [run.status for run in runs] == [dg.DagsterRunStatus.SUCCESS] * 2
     assert set(tickets) <= breached_ids(site.support)
     assert [site.events_of(ticket) for ticket in tickets] == [1] * 6
-    # the command's run is of the pool as well: the queue and the schedule wait for it
+    # The command's run is in the pool too, so the queue and the schedule wait for it.
     pool = dg.RunsFilter(tags={".dagster/pool/ticket_sla_cycle": "true"})
     assert {run.run_id for run in runs} <= {run.run_id for run in site.instance.get_runs(pool)}

@@ -1,8 +1,4 @@
-"""Rows of ``support.tickets`` that mean no good, and what must become of each.
-
-What belongs here: the rows, and the verdict put together without the product's code. What does not: running a cycle on
-them.
-"""
+"""Hostile rows of ``support.tickets``, and the expected outcome of each, computed without the product's code."""
 
 import unicodedata
 import uuid
@@ -16,23 +12,23 @@ from sla_pipeline.breach import Priority
 from sla_pipeline_tests.integration.hostile.odd_values import CANARY, odd_text
 from sla_pipeline_tests.tickets import MICROSECOND, NOW, QUEUE, TENANT
 
-__all__ = ["HostileTicket", "Verdict", "hostile_tickets"]
+__all__ = ["HostileTicket", "Outcome", "hostile_tickets"]
 
 _NUMBER_MAX_LENGTH = 64
 _PRIORITY_MAX_LENGTH = 32
 
 
 class Moment(NamedTuple):
-    """A time as Postgres takes it; whether it lies before ``NOW``; how an event tells it, None where no event can."""
+    """A time: its text for Postgres, whether it is before ``NOW``, and its text in an event, None if it has none."""
 
     written: str
     has_passed: bool
-    told: str | None
+    in_event: str | None
 
 
 def _near(offset: timedelta) -> Moment:
-    told = (NOW + offset).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-    return Moment((NOW + offset).isoformat(), offset < timedelta(), told)
+    in_event = (NOW + offset).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    return Moment((NOW + offset).isoformat(), offset < timedelta(), in_event)
 
 
 _MOMENTS = [
@@ -44,7 +40,7 @@ _MOMENTS = [
     Moment("1883-11-18 12:03:57 America/New_York", True, "1883-11-18T17:03:57.000000Z"),
     Moment("1969-12-31 23:59:59.999999+00", True, "1969-12-31T23:59:59.999999Z"),
     Moment("2026-10-25 02:30:00 Europe/Berlin", True, "2026-10-25T01:30:00.000000Z"),
-    # the same day by its own clock, after and before NOW by ours
+    # The same day by their local clocks; in UTC, one is before NOW and one after.
     Moment("2026-11-30 23:59:59+12", True, "2026-11-30T11:59:59.000000Z"),
     Moment("2026-11-30 00:00:01-12", False, "2026-11-30T12:00:01.000000Z"),
     _near(-MICROSECOND),
@@ -58,17 +54,17 @@ _MOMENTS = [
 _moments = st.one_of(st.sampled_from(_MOMENTS), st.sampled_from(_MOMENTS), st.none())
 
 
-class Verdict(NamedTuple):
-    """``fate``: marked, set aside, untouched. Kind and deadline of the breach, where there is one."""
+class Outcome(NamedTuple):
+    """``state`` is marked, set aside or untouched; kind and deadline are those of the breach, if there is one."""
 
-    fate: str
+    state: str
     kind: str = ""
     due_at: Moment | None = None
 
 
 @dataclass(frozen=True)
 class HostileTicket:
-    """A row; its id is not drawn, so that a second try of an example does not meet the first one's records."""
+    """A row; its id is not drawn, so that a second try of an example does not find the records of the first."""
 
     number: str
     tenant_id: str | None
@@ -86,34 +82,34 @@ class HostileTicket:
 
     @property
     def columns(self) -> dict[str, Any]:
-        """As they are written."""
+        """The row's values by column, as they are inserted."""
         return {name: value.written if isinstance(value, Moment) else value for name, value in vars(self).items()}
 
     @property
-    def verdict(self) -> Verdict:
-        """What SPEC 1.1 and 5.4 say of it at ``NOW``, and whether the contract of SPEC 5.6 can tell it."""
+    def expected(self) -> Outcome:
+        """Outcome at ``NOW`` by SPEC 1.1 and 5.4, and by the contract of SPEC 5.6."""
         first, resolution = self.first_response_due_at, self.resolution_due_at
         if self.sla_breached or self.status not in ("New", "InWork"):
-            return Verdict("untouched")
+            return Outcome("untouched")
         if self.first_response_at is None and first is not None and first.has_passed:
             return self._breach("FirstResponse", first)
         if self.status == "InWork" and self.resolved_at is None and resolution is not None and resolution.has_passed:
             return self._breach("Resolution", resolution)
-        return Verdict("untouched")
+        return Outcome("untouched")
 
-    def _breach(self, kind: str, due_at: Moment) -> Verdict:
-        can_be_told = (
-            due_at.told is not None
+    def _breach(self, kind: str, due_at: Moment) -> Outcome:
+        fits_the_contract = (
+            due_at.in_event is not None
             and self.priority is not None
             and 0 < len(self.priority) <= _PRIORITY_MAX_LENGTH
             and all(unicodedata.category(character) != "Cc" for character in self.priority)
             and None not in (self.tenant_id, self.queue_id, self.requester_user_id)
             and 0 < len(self.number) <= _NUMBER_MAX_LENGTH
         )
-        return Verdict("marked" if can_be_told else "set aside", kind, due_at)
+        return Outcome("marked" if fits_the_contract else "set aside", kind, due_at)
 
 
-# text that no log may hold carries the canary, wherever in it
+# A text that no log may hold carries the canary at its beginning or its end.
 _private_text = st.one_of(odd_text.map(lambda text: f"{CANARY}{text}"), odd_text.map(lambda text: f"{text}{CANARY}"))
 hostile_tickets = st.builds(
     HostileTicket,
@@ -122,7 +118,7 @@ hostile_tickets = st.builds(
     queue_id=st.sampled_from([QUEUE, QUEUE, QUEUE, "ffffffff-ffff-ffff-ffff-ffffffffffff", None]),
     requester_user_id=st.sampled_from([TENANT, TENANT, TENANT, None]),
     assignee_user_id=st.sampled_from([TENANT, None]),
-    # a text that could be a priority goes out, and may be logged; one that could not is private
+    # A text that fits a priority is published and may be logged; any other text is private.
     priority=st.one_of(
         st.sampled_from([priority.value for priority in Priority]),
         st.none(),

@@ -1,7 +1,4 @@
-"""Values that come from outside and mean no good, drawn by Hypothesis.
-
-What belongs here: text and values of any kind. What does not: what a test does with them.
-"""
+"""Hostile texts and values from outside, drawn by Hypothesis."""
 
 from decimal import Decimal
 from typing import Any
@@ -11,7 +8,7 @@ from hypothesis import strategies as st
 __all__ = ["CANARY", "odd_text", "odd_values"]
 
 CANARY = "canary7f3a"
-"""Put into text that nobody but the database may ever see; found anywhere else, it tells of a leak."""
+"""Part of texts that only the database may hold; found anywhere else, it proves a leak."""
 
 _ODD = [
     "",
@@ -53,7 +50,7 @@ _ODD = [
     "\u0436" * 5_000,
 ]
 
-# what Postgres can hold as text: no NUL, no half of a surrogate pair
+# Texts that Postgres can store: no NUL, no half of a surrogate pair.
 odd_text = st.one_of(
     st.sampled_from(_ODD),
     st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=80),

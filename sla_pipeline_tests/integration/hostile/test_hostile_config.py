@@ -1,6 +1,4 @@
-"""Settings and inputs that mean no good: each is taken rightly or refused in our words, and shows no secret (SPEC 3.2,
-4.2, 4.3).
-"""
+"""Hostile settings and inputs: each is accepted or refused with our message, without a secret (SPEC 3.2, 4.2, 4.3)."""
 
 import os
 import re
@@ -22,7 +20,7 @@ from sla_pipeline.errors import ConfigurationError, InputError, PostgresSetupErr
 from sla_pipeline.kafka.clients import ClientReports, TransactionalProducer, open_admin, open_consumer
 from sla_pipeline.kafka.settings import KafkaSettings
 from sla_pipeline.postgres.session import PostgresSettings
-from sla_pipeline_tests.integration.hostile.listening import everything_logged
+from sla_pipeline_tests.integration.hostile.log_capture import everything_logged
 from sla_pipeline_tests.integration.hostile.odd_values import CANARY, odd_text, odd_values
 from sla_pipeline_tests.tickets import make_ticket, row_versions
 
@@ -36,14 +34,14 @@ def _allowed(value: object, allowed: IntegerRange) -> bool:
     return type(value) is int and allowed.low <= value <= allowed.high
 
 
-def _assert_told(error: Exception, *words: str) -> None:
-    said = str(error)
-    assert all(word in said for word in words), said
-    assert said.isprintable()
-    assert len(said) < _LONGEST_MESSAGE
-    assert CANARY not in said
+def _assert_refused(error: Exception, *parts: str) -> None:
+    message = str(error)
+    assert all(word in message for word in parts), message
+    assert message.isprintable()
+    assert len(message) < _LONGEST_MESSAGE
+    assert CANARY not in message
     assert error.__cause__ is None
-    # an exception that was being handled is printed along with ours, secrets and all, unless it is told not to be
+    # Python prints the handled exception, with its secrets, along with ours, unless it is suppressed.
     assert error.__context__ is None or error.__suppress_context__
 
 
@@ -55,7 +53,7 @@ def test_a_cycle_takes_a_value_or_refuses_it_by_name(field: str, value: Any) -> 
     try:
         given_input = CycleInput(**{field: value})
     except InputError as error:
-        _assert_told(error, f"{field} is ", "it must be a ")
+        _assert_refused(error, f"{field} is ", "it must be a ")
         assert field == "tenant_id" or not _allowed(
             value, BATCH_SIZE if field == "batch_size" else MAX_BATCHES_PER_CYCLE
         )
@@ -66,7 +64,7 @@ def test_a_cycle_takes_a_value_or_refuses_it_by_name(field: str, value: Any) -> 
         assert given_input.tenant_id is None or _UUID.fullmatch(given_input.tenant_id)
 
 
-# a number of more digits than Python prints does not come through Dagster's own storage
+# Dagster's own storage cannot hold a number of more digits than Python prints.
 _typed_values = odd_values.filter(lambda value: not isinstance(value, int) or abs(value) < 10**1_000)
 
 
@@ -106,17 +104,17 @@ def test_the_launchpad_takes_a_value_or_touches_nothing(
             try:
                 assert job.execute_in_process(instance=instance, run_config=config).success
             except dg.DagsterInvalidConfigError as error:
-                taken, said = 0, str(error)
+                accepted, message = 0, str(error)
             else:
-                taken, said = 1, ""
-        assert taken or field in said
-        assert written() == (rows, cycles + taken)
-        assert taken <= (field not in ("now_utc", "batchsize"))
+                accepted, message = 1, ""
+        assert accepted or field in message
+        assert written() == (rows, cycles + accepted)
+        assert accepted <= (field not in ("now_utc", "batchsize"))
 
     check()
 
 
-# what the environment can hold: no NUL; a byte that is not UTF-8 reaches Python as one half of a surrogate pair
+# Texts that the environment can hold: no NUL; Python reads a byte that is not UTF-8 as half of a surrogate pair.
 _environment_text = st.one_of(
     odd_text,
     st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=60),
@@ -148,22 +146,22 @@ _postgres_urls = st.one_of(
 def test_the_databases_url_is_taken_or_refused_and_never_shown(url: str) -> None:
     with mock.patch.dict(os.environ, {"SLA_POSTGRES_URL": url}):
         try:
-            taken = PostgresSettings.from_environment()
+            accepted = PostgresSettings.from_environment()
         except ConfigurationError as error:
-            _assert_told(error, "SLA_POSTGRES_URL ", "; ")
+            _assert_refused(error, "SLA_POSTGRES_URL ", "; ")
         else:
-            assert taken.url == url.strip()
-            assert CANARY not in repr(taken)
-            # whatever stands in the password's place is a password, or the URL is refused
+            assert accepted.url == url.strip()
+            assert CANARY not in repr(accepted)
+            # A text in the password's place is a password, or the URL is refused.
             if url.startswith("postgresql://worker:") and url.endswith("@db-1/support"):
-                assert CANARY not in taken.place
-            assert taken.place.isprintable()
+                assert CANARY not in accepted.place
+            assert accepted.place.isprintable()
 
 
 def test_a_url_with_a_nul_is_refused_instead_of_cut_off() -> None:
     with pytest.raises(ConfigurationError) as raised:
         PostgresSettings(f"postgresql://worker:{CANARY}\0@db-1/support")
-    _assert_told(raised.value, "SLA_POSTGRES_URL cannot be parsed")
+    _assert_refused(raised.value, "SLA_POSTGRES_URL cannot be parsed")
 
 
 @pytest.mark.parametrize(
@@ -185,18 +183,18 @@ def test_a_url_with_a_nul_is_refused_instead_of_cut_off() -> None:
         f"password={CANARY}%0a%00",
     ],
 )
-def test_a_url_that_leads_nowhere_is_told_in_our_words(
+def test_a_url_that_cannot_be_used_is_refused_with_our_message(
     query: str, worker_url: str, worker_login: tuple[str, str]
 ) -> None:
     _, password = worker_login
     with pytest.raises((ConfigurationError, PostgresUnavailable, PostgresSetupError)) as raised:
         PostgresSettings(f"{worker_url}?{query}").connect(purpose="test")
-    said = str(raised.value)
-    assert "SLA_POSTGRES_URL" in said
-    assert said.isprintable()
-    assert len(said) < _LONGEST_MESSAGE
-    assert CANARY not in said
-    assert password not in said
+    message = str(raised.value)
+    assert "SLA_POSTGRES_URL" in message
+    assert message.isprintable()
+    assert len(message) < _LONGEST_MESSAGE
+    assert CANARY not in message
+    assert password not in message
 
 
 @pytest.mark.parametrize(
@@ -242,13 +240,13 @@ _kafka_environment = st.fixed_dictionaries(
 @example(environment={"SLA_KAFKA_BOOTSTRAP_SERVERS": "k:٩٠٩٢"})
 def test_kafkas_settings_are_taken_or_refused_by_the_variables_name(environment: dict[str, str]) -> None:
     try:
-        taken = KafkaSettings.from_environment(environment)
+        accepted = KafkaSettings.from_environment(environment)
     except ConfigurationError as error:
-        _assert_told(error, "SLA_KAFKA_")
+        _assert_refused(error, "SLA_KAFKA_")
     else:
-        assert re.fullmatch(r"[A-Za-z0-9._-]{1,200}", taken.topic)
-        assert taken.bootstrap_servers.isascii()
-        assert CANARY not in repr(taken)
+        assert re.fullmatch(r"[A-Za-z0-9._-]{1,200}", accepted.topic)
+        assert accepted.bootstrap_servers.isascii()
+        assert CANARY not in repr(accepted)
 
 
 _SECRET_SETTINGS = [
@@ -324,7 +322,7 @@ _client_secrets = st.one_of(
 def test_a_client_is_made_of_further_settings_or_they_are_refused(
     secrets: dict[str, str], others: dict[str, str]
 ) -> None:
-    """Nothing listens on the port: a client that is made has no time to say more than that."""
+    """Nothing listens on the port, so a client has no time to log anything else."""
     with everything_logged() as logged:
         try:
             kafka = KafkaSettings("127.0.0.1:1", client_config={**others, **secrets})
@@ -333,8 +331,8 @@ def test_a_client_is_made_of_further_settings_or_they_are_refused(
             open_admin(kafka, reports)
             open_consumer(kafka, reports, isolation_level="read_committed").close()
         except ConfigurationError as error:
-            said = str(error)
+            message = str(error)
         else:
-            said = f"SLA_KAFKA_CLIENT_CONFIG is taken: {kafka!r}"
-    assert "SLA_KAFKA_CLIENT_CONFIG" in said
-    assert not any(CANARY in line for line in (said, *logged))
+            message = f"SLA_KAFKA_CLIENT_CONFIG is accepted: {kafka!r}"
+    assert "SLA_KAFKA_CLIENT_CONFIG" in message
+    assert not any(CANARY in line for line in (message, *logged))

@@ -1,7 +1,6 @@
-"""Tickets that mean no good: each is marked and told rightly, or set aside in clear words; no text of it gets out (SPEC
-4.4, 6, 8).
+"""Hostile tickets: each is marked with the right event, or set aside with a clear reason (SPEC 4.4, 6, 8).
 
-A ticket's id and number may be logged. Its other text carries a canary, which must be found nowhere but in the table.
+A ticket's id and number may be logged. Its other texts carry a canary, which must be found in the table only.
 """
 
 import json
@@ -19,7 +18,7 @@ from psycopg import sql
 from sla_pipeline.cycle import CycleTotals
 from sla_pipeline_tests.integration.conftest import Cycle, Events
 from sla_pipeline_tests.integration.hostile.hostile_tickets import HostileTicket, hostile_tickets
-from sla_pipeline_tests.integration.hostile.listening import everything_logged
+from sla_pipeline_tests.integration.hostile.log_capture import everything_logged
 from sla_pipeline_tests.integration.hostile.odd_values import CANARY
 from sla_pipeline_tests.tickets import (
     FIRST_RESPONSE_OVERDUE,
@@ -53,10 +52,10 @@ def _set_aside(support: Support) -> dict[str, str]:
     return dict(support.execute("select ticket_id::text, error from support.ticket_sla_set_aside").fetchall())
 
 
-def _assert_told_in_full(ticket: HostileTicket, told: dict[str, Any]) -> None:
-    jsonschema.validate(told, _SCHEMA, format_checker=jsonschema.FormatChecker())
-    verdict = ticket.verdict
-    assert verdict.due_at is not None
+def _assert_complete_event(ticket: HostileTicket, payload: dict[str, Any]) -> None:
+    jsonschema.validate(payload, _SCHEMA, format_checker=jsonschema.FormatChecker())
+    outcome = ticket.expected
+    assert outcome.due_at is not None
     expected = {
         "TicketId": ticket.id,
         "AggregateId": ticket.id,
@@ -66,20 +65,22 @@ def _assert_told_in_full(ticket: HostileTicket, told: dict[str, Any]) -> None:
         "RequesterUserId": ticket.requester_user_id,
         "AssigneeUserId": ticket.assignee_user_id,
         "Priority": ticket.priority,
-        "BreachKind": verdict.kind,
-        "DueAt": verdict.due_at.told,
+        "BreachKind": outcome.kind,
+        "DueAt": outcome.due_at.in_event,
         "BreachedAt": "2026-11-30T12:00:00.000000Z",
     }
-    assert {name: told[name] for name in expected} == expected
+    assert {name: payload[name] for name in expected} == expected
 
 
 def _assert_one_line_each(report: CycleTotals) -> None:
-    """Else a number with a line break in it would forge a line of the journal, of a run's page, of a terminal."""
+    """Assert it, because a line break in a number could forge a line of the journal, a run's page or a terminal."""
     assert all(error.isprintable() and len(error) < 1000 for error in report.errors), report.errors
 
 
 @pytest.mark.timeout(600)
-def test_each_is_marked_rightly_or_set_aside_in_clear_words(support: Support, cycle: Cycle, events: Events) -> None:
+def test_each_is_marked_correctly_or_set_aside_with_a_clear_reason(
+    support: Support, cycle: Cycle, events: Events
+) -> None:
     published: list[str] = []
 
     @settings(
@@ -94,34 +95,34 @@ def test_each_is_marked_rightly_or_set_aside_in_clear_words(support: Support, cy
     def check(tickets: list[HostileTicket]) -> None:
         support.execute("delete from support.tickets")
         _insert(support, tickets)
-        # due after all others, so that it goes in their batch
+        # Due after all others, so it is in their batch.
         harmless = make_ticket(support, **FIRST_RESPONSE_OVERDUE)
         with everything_logged() as logged:
             report = cycle()
             again = cycle()
 
-        fates: dict[str, set[str]] = {"marked": {harmless}, "set aside": set(), "untouched": set()}
+        expected: dict[str, set[str]] = {"marked": {harmless}, "set aside": set(), "untouched": set()}
         for ticket in tickets:
-            fates[ticket.verdict.fate].add(ticket.id)
-        born_breached = {ticket.id for ticket in tickets if ticket.sla_breached}
-        assert breached_ids(support) == fates["marked"] | born_breached
+            expected[ticket.expected.state].add(ticket.id)
+        already_breached = {ticket.id for ticket in tickets if ticket.sla_breached}
+        assert breached_ids(support) == expected["marked"] | already_breached
         recorded = _recorded(support)
-        assert recorded.keys() - set(published) == fates["marked"]
-        assert _set_aside(support).keys() == fates["set aside"]
+        assert recorded.keys() - set(published) == expected["marked"]
+        assert _set_aside(support).keys() == expected["set aside"]
         for ticket in tickets:
-            if ticket.verdict.fate == "marked":
-                _assert_told_in_full(ticket, recorded[ticket.id])
+            if ticket.expected.state == "marked":
+                _assert_complete_event(ticket, recorded[ticket.id])
 
         assert (report.processed_count, report.published_count, report.backlog_count) == (
-            len(fates["marked"]),
-            len(fates["marked"]),
-            len(fates["set aside"]),
+            len(expected["marked"]),
+            len(expected["marked"]),
+            len(expected["set aside"]),
         )
-        assert len(report.errors) == len(fates["set aside"])
-        assert all(any(ticket_id in error for error in report.errors) for ticket_id in fates["set aside"])
+        assert len(report.errors) == len(expected["set aside"])
+        assert all(any(ticket_id in error for error in report.errors) for ticket_id in expected["set aside"])
         _assert_one_line_each(report)
         assert (again.processed_count, again.published_count, again.errors) == (0, 0, [])
-        published.extend(fates["marked"])
+        published.extend(expected["marked"])
 
         journal = support.execute(
             "select state, error from support.ticket_sla_cycles order by id desc limit 2"
@@ -131,13 +132,13 @@ def test_each_is_marked_rightly_or_set_aside_in_clear_words(support: Support, cy
             assert CANARY not in text
 
     check()
-    told = events()
-    assert sorted(event.ticket_id for event in told) == sorted(published)
-    assert {event.ticket_id: json.loads(event.model_dump_json()) for event in told} == _recorded(support)
+    sent = events()
+    assert sorted(event.ticket_id for event in sent) == sorted(published)
+    assert {event.ticket_id: json.loads(event.model_dump_json()) for event in sent} == _recorded(support)
 
 
 @pytest.mark.parametrize(
-    "object_to",
+    "refuse",
     [
         pytest.param(
             lambda support: support.execute(
@@ -151,23 +152,24 @@ def test_each_is_marked_rightly_or_set_aside_in_clear_words(support: Support, cy
                 """
                 create function support.object() returns trigger language plpgsql as $$ begin
                 if new.number = 'BAD-1' then
-                    raise exception '% says no', new.subject using detail = new.subject, hint = new.subject, constraint = 'of support';
+                    raise exception '% is refused', new.subject
+                        using detail = new.subject, hint = new.subject, constraint = 'of support';
                 end if;
                 return new; end $$;
                 create trigger object before update on support.tickets for each row execute function support.object()
                 """
             ),
-            id="a trigger, whose error says what it likes",
+            id="a trigger, whose error has any text",
         ),
     ],
 )
-def test_what_the_database_says_of_a_row_gets_no_further(
-    object_to: Callable[[Support], object], support: Support, cycle: Cycle, events: Events
+def test_the_databases_message_about_a_row_is_not_repeated(
+    refuse: Callable[[Support], object], support: Support, cycle: Cycle, events: Events
 ) -> None:
     support.execute(f"alter table support.tickets add subject text not null default '{CANARY}: my salary'")
     good = make_tickets(support, 3, **FIRST_RESPONSE_OVERDUE)
     bad = make_ticket(support, **FIRST_RESPONSE_OVERDUE, number="BAD-1")
-    object_to(support)
+    refuse(support)
     with everything_logged() as logged:
         report = cycle()
     assert (report.processed_count, report.published_count, len(report.errors)) == (3, 3, 1)
@@ -178,7 +180,7 @@ def test_what_the_database_says_of_a_row_gets_no_further(
         assert CANARY not in text
 
 
-def test_a_number_as_long_as_a_book_is_told_by_its_beginning(support: Support, cycle: Cycle) -> None:
+def test_the_error_holds_only_the_beginning_of_a_very_long_number(support: Support, cycle: Cycle) -> None:
     make_ticket(support, **FIRST_RESPONSE_OVERDUE, number="9" * 10_240)
     with everything_logged() as logged:
         report = cycle()
@@ -195,7 +197,7 @@ def test_a_number_as_long_as_a_book_is_told_by_its_beginning(support: Support, c
 def test_a_time_beyond_the_calendar_does_not_keep_its_batch_from_being_marked(
     column: str, moment: str, support: Support, cycle: Cycle, events: Events
 ) -> None:
-    """Whatever becomes of it, the hundred that share its batch are marked and published."""
+    """Whether it is marked or set aside, the hundred others of its batch are marked and published."""
     good = make_tickets(support, 100, **FIRST_RESPONSE_OVERDUE)
     odd = make_ticket(support, status="InWork", first_response_due_at=NOW - MINUTE, resolution_due_at=NOW - MINUTE)
     change(support, odd, **{column: moment})

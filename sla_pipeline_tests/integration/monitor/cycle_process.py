@@ -1,9 +1,7 @@
-"""A pod in a process of its own: ``python -m ... '{"postgres_url": ..., "kafka": ..., ...}'`` runs one cycle when it is
-told to.
+"""One cycle in a process of its own: ``python -m ... '{"postgres_url": ..., "kafka": ..., ...}'``.
 
-What belongs here: the process and how a test starts it. What does not: what must be true afterwards. It prints
-``ready`` once it has its imports, waits for a line on standard input, and prints the cycle's report. Asked to, it meets
-SIGKILL at a chosen step.
+The process prints ``ready`` after its imports, waits for a line on standard input, runs the cycle, and prints its
+totals as JSON. With ``dies_at`` it sends itself SIGKILL at that step.
 """
 
 import json
@@ -26,13 +24,13 @@ from sla_pipeline_tests.tickets import NOW
 
 
 class Pod:
-    """A started process. As a context manager it is ended, whatever it was doing, on exit."""
+    """The started process; the context manager kills it on exit."""
 
     def __init__(
         self,
         postgres_url: str,
         kafka: KafkaSettings,
-        given: CycleInput | None = None,
+        cycle_input: CycleInput | None = None,
         *,
         now_utc: datetime = NOW,
         run_id: str | None = None,
@@ -42,7 +40,7 @@ class Pod:
         request = {
             "postgres_url": postgres_url,
             "kafka": asdict(kafka),
-            "given": asdict(given or CycleInput()),
+            "cycle_input": asdict(cycle_input or CycleInput()),
             "now_utc": now_utc.isoformat(),
             "run_id": run_id,
             "dies_at": dies_at,
@@ -63,25 +61,25 @@ class Pod:
         self._process.communicate()
 
     def wait_until_ready(self) -> None:
-        """Waits for its imports."""
+        """Wait until the process has finished its imports."""
         assert self._process.stdout is not None
         assert self._process.stdout.readline() == "ready\n"
 
     def go(self) -> None:
-        """Lets the cycle begin."""
+        """Start the cycle."""
         assert self._process.stdin is not None
         self._process.stdin.write("go\n")
         self._process.stdin.flush()
 
     def report(self) -> dict[str, Any]:
-        """Waits for the end of the cycle; returns its report as JSON tells it."""
+        """Wait for the end of the cycle; return its totals, decoded from JSON."""
         printed, _ = self._process.communicate(timeout=120)
         assert self._process.returncode == 0
         report: dict[str, Any] = json.loads(printed)
         return report
 
     def die(self) -> None:
-        """Runs the cycle up to the step at which the process meets SIGKILL."""
+        """Run the cycle up to the step at which the process sends itself SIGKILL."""
         self.wait_until_ready()
         self.go()
         assert self._process.wait(timeout=120) == -signal.SIGKILL
@@ -101,16 +99,16 @@ def main(argument: str) -> None:
     sys.stdout.flush()
     sys.stdin.readline()
     with Relay(KafkaSettings(**request["kafka"]), on_step=on_step) as relay:
-        report = run_cycle(
+        totals = run_cycle(
             database,
             relay,
-            CycleInput(**request["given"]),
+            CycleInput(**request["cycle_input"]),
             clock=SimulatedClock(datetime.fromisoformat(request["now_utc"])),
             run_id=request["run_id"],
             on_step=on_step,
         )
     database.close()
-    sys.stdout.write(json.dumps(report.as_dict(), default=str))
+    sys.stdout.write(json.dumps(totals.as_dict(), default=str))
 
 
 if __name__ == "__main__":

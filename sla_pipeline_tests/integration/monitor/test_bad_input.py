@@ -1,6 +1,4 @@
-"""Wrong settings and wrong databases: each is refused in words that name it and the remedy, show no secret, and touch
-nothing.
-"""
+"""Wrong settings and wrong databases: the message names the fault and the remedy, shows no secret; nothing changes."""
 
 from typing import Any
 from urllib.parse import urlsplit
@@ -20,11 +18,11 @@ from sla_pipeline_tests.integration.conftest import Cycle
 from sla_pipeline_tests.tickets import FIRST_RESPONSE_OVERDUE, make_ticket, row_versions
 
 Support = psycopg.Connection[Any]
-_SECRET = "s3cr3t-of-the-worker"  # noqa: S105 - of nobody
+_SECRET = "s3cr3t-of-the-worker"  # noqa: S105 - no login has it
 
 
 def _refusal(database_url: str, relay: Relay) -> str:
-    """What a cycle on ``database_url`` says when it refuses."""
+    """Return the message with which a cycle refuses ``database_url``."""
     database = Database(PostgresSettings(database_url))
     with pytest.raises(PostgresSetupError) as raised:
         run_cycle(database, relay)
@@ -72,19 +70,19 @@ def test_settings_do_not_show_the_password() -> None:
     assert settings.place == "database 'support' at db-1:5433 as user 'worker'"
 
 
-@pytest.mark.parametrize(("given", "single"), [("1", True), ("0", False), ("", False), ("1\n", True), (None, False)])
-def test_single_runner_variable(given: str | None, single: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("value", "single"), [("1", True), ("0", False), ("", False), ("1\n", True), (None, False)])
+def test_single_runner_variable(value: str | None, single: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SLA_SINGLE_RUNNER", raising=False)
-    if given is not None:
-        monkeypatch.setenv("SLA_SINGLE_RUNNER", given)
+    if value is not None:
+        monkeypatch.setenv("SLA_SINGLE_RUNNER", value)
     assert single_runner_from_environment() is single
 
 
-@pytest.mark.parametrize("given", ["yes", "true", "2"])
-def test_malformed_single_runner_variable(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SLA_SINGLE_RUNNER", given)
+@pytest.mark.parametrize("value", ["yes", "true", "2"])
+def test_malformed_single_runner_variable(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLA_SINGLE_RUNNER", value)
     with pytest.raises(
-        ConfigurationError, match=rf"^SLA_SINGLE_RUNNER is '{given}'; set it to 1 for one runner at a time, or to 0$"
+        ConfigurationError, match=rf"^SLA_SINGLE_RUNNER is '{value}'; set it to 1 for one runner at a time, or to 0$"
     ):
         single_runner_from_environment()
 
@@ -97,7 +95,7 @@ def test_missing_kafka_variable() -> None:
 
 
 @pytest.mark.parametrize(
-    ("variable", "value", "words"),
+    ("variable", "value", "message"),
     [
         ("SLA_KAFKA_BOOTSTRAP_SERVERS", "kafka-1", "write them as host:port, separated by commas"),
         ("SLA_KAFKA_TOPIC", "überfällig", "use at most 200 letters, digits, dots, underscores and dashes"),
@@ -111,8 +109,8 @@ def test_missing_kafka_variable() -> None:
         ),
     ],
 )
-def test_malformed_kafka_variable(variable: str, value: str, words: str) -> None:
-    with pytest.raises(ConfigurationError, match=words) as raised:
+def test_malformed_kafka_variable(variable: str, value: str, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message) as raised:
         KafkaSettings.from_environment({"SLA_KAFKA_BOOTSTRAP_SERVERS": "kafka-1:9092", variable: value})
     assert variable in str(raised.value)
     assert _SECRET not in str(raised.value)
@@ -137,28 +135,28 @@ def test_unknown_host(relay: Relay) -> None:
 
 
 def test_wrong_password(worker_url: str, worker_login: tuple[str, str], relay: Relay) -> None:
-    said = _refusal(worker_url.replace(worker_login[1], _SECRET), relay)
-    assert said.startswith("cannot log in to database ")
-    assert f"as user '{worker_login[0]}'" in said
-    assert said.endswith("check user and password in SLA_POSTGRES_URL")
-    assert _SECRET not in said
-    assert worker_login[1] not in said
+    message = _refusal(worker_url.replace(worker_login[1], _SECRET), relay)
+    assert message.startswith("cannot log in to database ")
+    assert f"as user '{worker_login[0]}'" in message
+    assert message.endswith("check user and password in SLA_POSTGRES_URL")
+    assert _SECRET not in message
+    assert worker_login[1] not in message
 
 
 def test_wrong_database(worker_url: str, relay: Relay) -> None:
-    said = _refusal(urlsplit(worker_url)._replace(path="/supprt").geturl(), relay)
-    assert said.startswith("cannot log in to database 'supprt' at ")
-    assert 'database "supprt" does not exist; check the database in SLA_POSTGRES_URL' in said
+    message = _refusal(urlsplit(worker_url)._replace(path="/supprt").geturl(), relay)
+    assert message.startswith("cannot log in to database 'supprt' at ")
+    assert 'database "supprt" does not exist; check the database in SLA_POSTGRES_URL' in message
 
 
 def test_database_not_migrated(postgres_server_url: str, relay: Relay) -> None:
-    said = _refusal(postgres_server_url, relay)
-    assert said.startswith("database 'postgres' on 127.0.0.1:")
-    assert said.endswith("is not migrated; run `sla-pipeline migrate` as its owner (SLA_POSTGRES_OWNER_URL)")
+    message = _refusal(postgres_server_url, relay)
+    assert message.startswith("database 'postgres' on 127.0.0.1:")
+    assert message.endswith("is not migrated; run `sla-pipeline migrate` as its owner (SLA_POSTGRES_OWNER_URL)")
 
 
 @pytest.mark.parametrize(
-    ("revision", "words"),
+    ("revision", "message"),
     [
         ("sla_0000", "is at revision sla_0000, this version needs sla_0004; run `sla-pipeline migrate`"),
         (
@@ -167,7 +165,7 @@ def test_database_not_migrated(postgres_server_url: str, relay: Relay) -> None:
         ),
     ],
 )
-def test_migrated_not_far_enough_or_too_far(revision: str, words: str, support: Support, cycle: Cycle) -> None:
+def test_migrated_not_far_enough_or_too_far(revision: str, message: str, support: Support, cycle: Cycle) -> None:
     make_ticket(support, **FIRST_RESPONSE_OVERDUE)
     before = row_versions(support)
     support.execute(
@@ -175,6 +173,6 @@ def test_migrated_not_far_enough_or_too_far(revision: str, words: str, support: 
     )
     with pytest.raises(PostgresSetupError) as raised:
         cycle()
-    assert str(raised.value).endswith(words)
+    assert str(raised.value).endswith(message)
     assert row_versions(support) == before
     assert support.execute("select count(*) from support.ticket_sla_cycles").fetchall() == [(0,)]

@@ -1,6 +1,4 @@
-"""The journal and the table of rows set aside are bookkeeping: where they cannot be used, tickets are marked and
-published all the same.
-"""
+"""Bookkeeping: tickets are marked and published even when the journal or the set-aside table cannot be used."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""A cycle ends in time, and what waits is published, whatever marking runs into (SPEC 3.3, 5.7)."""
+"""A cycle ends in time, and publishes the records that wait, whatever happens to its marking (SPEC 3.3, 5.7)."""
 
 import logging
 from typing import Any
@@ -26,7 +26,7 @@ from sla_pipeline_tests.tickets import (
 )
 
 Support = psycopg.Connection[Any]
-# put together, since a traceback shows the source
+# Joined at run time: a traceback shows the source, where the text must not be found.
 _PLANTED = " ".join(("text", "of a ticket"))
 _OTHER_QUEUE = "0b0b0000-0000-4000-8000-00000000000f"
 
@@ -44,12 +44,10 @@ def waiting(support: Support, database: Database, clock: Any) -> str:
     return ticket
 
 
-def test_ten_thousand_updates_that_run_into_the_time_out(
+def test_ten_thousand_updates_that_run_into_the_timeout(
     support: Support, waiting: str, cycle: Cycle, events: Events, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every update takes longer than a statement may: marking gives up in its share, the event of yesterday is
-    published.
-    """
+    """Every update exceeds the statement timeout: marking stops within its share, the earlier event is published."""
     monkeypatch.setattr(batches, "_STATEMENT_MS", 400)
     monkeypatch.setattr(batches, "_MARK_SECONDS", 1.5)
     make_tickets(support, 10_000, **FIRST_RESPONSE_OVERDUE)
@@ -58,7 +56,7 @@ def test_ten_thousand_updates_that_run_into_the_time_out(
     report = cycle()
 
     assert (report.processed_count, report.published_count, report.backlog_count) == (0, 1, 10_000)
-    # two batches, then single tickets, each at most the time-out, and the share of the cycle
+    # Two batches, then single tickets, each within the timeout, and all within the share of the cycle.
     assert report.mark_ms is not None
     assert report.mark_ms < 10_000
     assert [event.ticket_id for event in events()] == [waiting]
@@ -81,9 +79,7 @@ def test_a_lock_on_the_rows_of_one_queue(
     events: Events,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A trigger counts open breaches in the queue's row, which another session holds: the other queue's tickets go out
-    in this cycle.
-    """
+    """A trigger updates the queue's row, which another session holds. The other queue's tickets are published now."""
     monkeypatch.setattr(batches, "_BATCH_LOCK_MS", 300)
     monkeypatch.setattr(batches, "_MARK_SECONDS", 4.0)
     support.execute("create table support.queues (id uuid primary key, breached integer not null default 0)")

@@ -1,4 +1,4 @@
-"""A database that makes the cycle wait: one statement gives up, the cycle goes on to its end (SPEC 5.7, 8)."""
+"""A database that makes the cycle wait: one statement is cancelled, the cycle runs to its end (SPEC 5.7, 8)."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from sla_pipeline_tests.tickets import FIRST_RESPONSE_OVERDUE, breached_ids, mak
 Support = psycopg.Connection[Any]
 
 
-def test_a_batch_that_waits_too_long_is_tried_again_in_pieces(
+def test_a_batch_that_waits_too_long_is_tried_again_in_smaller_batches(
     support: Support, operator: Support, cycle: Cycle, events: Events
 ) -> None:
     tickets = make_tickets(support, 20, **FIRST_RESPONSE_OVERDUE)
@@ -37,15 +37,16 @@ def test_a_batch_that_waits_too_long_is_tried_again_in_pieces(
         report.errors,
     ) == (20, 20, 2, 0, [])
     assert breached_ids(support) == set(tickets)
-    # the tickets of the batch that failed come behind, in pieces
+    # The tickets of the failed batch come last, in smaller batches.
     assert [event.ticket_id for event in events()] == tickets[10:] + tickets[:10]
 
 
-def test_a_position_that_cannot_be_noted_ends_the_publishing_not_the_cycle(
+def test_a_position_that_cannot_be_recorded_ends_the_publishing_not_the_cycle(
     support: Support, operator: Support, cycle: Cycle, events: Events
 ) -> None:
-    """The events are out and Postgres does not know it yet: the cycle fails at its end, the next one publishes none of
-    them again.
+    """The events are published, and Postgres has not recorded it yet.
+
+    The cycle fails at its end; the next one publishes none of them again.
     """
     tickets = make_tickets(support, 10, **FIRST_RESPONSE_OVERDUE)
 
@@ -71,7 +72,7 @@ def test_a_position_that_cannot_be_noted_ends_the_publishing_not_the_cycle(
     assert [event.ticket_id for event in events()] == tickets
 
 
-def test_a_claim_that_waits_too_long_ends_the_cycle_in_our_words(
+def test_a_claim_that_waits_too_long_ends_the_cycle_with_our_message(
     support: Support, operator: Support, cycle: Cycle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(session._BOUNDS, "lock_timeout", 300)
@@ -86,7 +87,7 @@ def test_a_claim_that_waits_too_long_ends_the_cycle_in_our_words(
 
 
 def test_a_session_that_the_server_ends_ends_the_cycle(support: Support, cycle: Cycle, events: Events) -> None:
-    """With its session a cycle loses its locks: it does not go on under another one as if nothing had been."""
+    """A cycle that loses its session loses its locks, so it does not continue in another session."""
     tickets = make_tickets(support, 30, **FIRST_RESPONSE_OVERDUE)
     steps: list[str] = []
 

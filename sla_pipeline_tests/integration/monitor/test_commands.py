@@ -1,6 +1,4 @@
-"""``sla-pipeline preview`` and ``cycle``: what on-call reads in a terminal, and what a program reads, of tickets that
-others wrote.
-"""
+"""Output of ``sla-pipeline preview`` and ``cycle``, for people and for programs, with the support service's texts."""
 
 import json
 import sys
@@ -19,9 +17,9 @@ from sla_pipeline_tests.tickets import QUEUE, TENANT, breached_ids, change, make
 Support = psycopg.Connection[Any]
 Command = Callable[..., tuple[int, str, str]]
 _OTHER_TENANT = "bbbbbbbb-0000-4000-8000-000000000002"
-# the commands go by the system's clock
+# Overdue by the system's clock, which the commands use.
 _OVERDUE: dict[str, Any] = {"first_response_due_at": datetime(2026, 1, 1, tzinfo=UTC)}
-# each ended the command in a traceback, or was shown as something else
+# Each text once ended the command in a traceback, or was shown as another text.
 _ODD_TEXTS = [
     "A[/b]",
     "[bold]A",
@@ -43,11 +41,11 @@ _ODD_TEXTS = [
 def command(
     worker_url: str, kafka_settings: KafkaSettings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Command:
-    """Runs a command with the worker's login; returns exit code, standard output and standard error."""
+    """Run a command with the worker's login; return exit code, standard output and standard error."""
     monkeypatch.setenv("SLA_POSTGRES_URL", worker_url)
     monkeypatch.setenv("SLA_KAFKA_BOOTSTRAP_SERVERS", kafka_settings.bootstrap_servers)
     monkeypatch.setenv("SLA_KAFKA_TOPIC", kafka_settings.topic)
-    # the log goes to standard error too; only what the command itself says is looked at
+    # The log goes to standard error too; the tests compare the output of the command alone.
     monkeypatch.setattr("sla_pipeline.cli.cycle.configure_logging", lambda: None)
 
     def run(*arguments: str) -> tuple[int, str, str]:
@@ -64,7 +62,7 @@ def command(
 
 
 def _cells(printed: str, ticket_id: str) -> list[str]:
-    """The cells of the one line that holds the ticket's id."""
+    """Return the cells of the one line that holds the ticket's id."""
     (line,) = [line for line in printed.splitlines() if ticket_id in line]
     return [cell.strip() for cell in line.strip("│┃ ").split("│")]
 
@@ -99,7 +97,7 @@ def test_preview_lists_apart_what_a_cycle_would_not_try(support: Support, comman
     assert (shown["set_aside"]["count"], [ticket["id"] for ticket in shown["set_aside"]["tickets"]]) == (1, [bad])
     assert json.loads(command("preview", "--json", "--oldest", "0")[1])["set_aside"] == {"count": 1, "tickets": []}
 
-    # a row that has changed, and one whose pause is over, are tried by the next cycle
+    # The next cycle tries a row that has changed, and a row whose pause is over.
     change(support, bad, assignee_user_id=QUEUE)
     assert {ticket["id"] for ticket in json.loads(command("preview", "--json")[1])["oldest"]} == {bad, new}
     command("cycle")
@@ -110,35 +108,35 @@ def test_preview_lists_apart_what_a_cycle_would_not_try(support: Support, comman
 
 def test_preview_of_one_tenant(support: Support, command: Command) -> None:
     make_ticket(support, **_OVERDUE, queue_id=None)
-    theirs = make_ticket(support, **_OVERDUE, queue_id=None, tenant_id=_OTHER_TENANT)
-    nobodys = make_ticket(support, **_OVERDUE, tenant_id=None)
+    of_other_tenant = make_ticket(support, **_OVERDUE, queue_id=None, tenant_id=_OTHER_TENANT)
+    without_tenant = make_ticket(support, **_OVERDUE, tenant_id=None)
     command("cycle")
     everything = json.loads(command("preview", "--json")[1])
     assert (everything["counts"], everything["set_aside"]["count"]) == ([], 3)
-    assert nobodys in [ticket["id"] for ticket in everything["set_aside"]["tickets"]]
+    assert without_tenant in [ticket["id"] for ticket in everything["set_aside"]["tickets"]]
     of_one = json.loads(command("preview", "--json", "--tenant-id", _OTHER_TENANT.upper())[1])
-    assert [ticket["id"] for ticket in of_one["set_aside"]["tickets"]] == [theirs]
+    assert [ticket["id"] for ticket in of_one["set_aside"]["tickets"]] == [of_other_tenant]
 
 
 def test_preview_where_the_set_aside_table_cannot_be_read(support: Support, command: Command) -> None:
-    """What a cycle would do then: try all. It is shown, the fault is named, and the remedy that it names works."""
+    """A cycle would try all tickets then, so all are shown. The fault is named, and its remedy works."""
     bad = make_ticket(support, **_OVERDUE, queue_id=None)
     command("cycle")
     support.execute("revoke select on support.ticket_sla_set_aside from sla_worker")
-    code, printed, complaint = command("preview")
+    code, printed, stderr = command("preview")
     assert code == 3
     assert bad in printed
-    assert complaint.startswith("sla-pipeline: permission denied for table ticket_sla_set_aside in database ")
-    assert complaint.count("\n") == 1
-    assert "Which tickets are set aside is not known" in complaint
+    assert stderr.startswith("sla-pipeline: permission denied for table ticket_sla_set_aside in database ")
+    assert stderr.count("\n") == 1
+    assert "Which tickets are set aside is not known" in stderr
     assert json.loads(command("preview", "--json")[1])["set_aside"] is None
-    support.execute(complaint.split("`")[-2])
-    code, printed, complaint = command("preview", "--json")
-    assert (code, complaint, json.loads(printed)["set_aside"]["count"]) == (0, "", 1)
+    support.execute(stderr.split("`")[-2])
+    code, printed, stderr = command("preview", "--json")
+    assert (code, stderr, json.loads(printed)["set_aside"]["count"]) == (0, "", 1)
 
 
 def test_preview_shows_texts_of_others_as_texts(support: Support, command: Command) -> None:
-    """Number and priority are not markup, not an emoji's name, and move no cursor; no text and an empty text differ."""
+    """Number and priority are no markup, no emoji's name, and move no cursor; null differs from an empty text."""
     odd = {text: make_ticket(support, **_OVERDUE, number=text, priority=text) for text in _ODD_TEXTS}
     without = make_ticket(support, **_OVERDUE, number="TCK-1", priority=None)
     code, printed, _ = command("preview", "--oldest", "100")
@@ -158,13 +156,13 @@ def test_preview_shows_texts_of_others_as_texts(support: Support, command: Comma
     }
 
 
-def test_a_cycle_names_what_it_could_not_mark_while_it_waits(support: Support, command: Command) -> None:
-    """Only the first of these cycles fails; that nobody is called for the ticket is said by each."""
+def test_a_cycle_lists_the_tickets_set_aside_while_they_wait(support: Support, command: Command) -> None:
+    """Only the first of these cycles fails; each prints that nobody is called for the ticket."""
     bad = make_ticket(support, **_OVERDUE, number="A[/b]\x1b[2J", queue_id=None)
-    code, printed, complaint = command("cycle")
+    code, printed, stderr = command("cycle")
     assert code == 1
     assert (
-        complaint
+        stderr
         == f"sla-pipeline: ticket 'A[/b]\\x1b[2J' ({bad}) set aside: the event cannot be built: queue_id is null\n"
     )
     ((since, next_try),) = support.execute(
@@ -177,15 +175,15 @@ def test_a_cycle_names_what_it_could_not_mark_while_it_waits(support: Support, c
             f"  'A[/b]\\x1b[2J' ({bad}, FirstResponse) since {since:%Y-%m-%d %H:%M:%S} UTC: the event cannot be built: "
             f"queue_id is null; next try {next_try:%Y-%m-%d %H:%M:%S} UTC, or when the row has changed",
         ]
-        code, printed, complaint = command("cycle")
-        assert (code, complaint) == (0, "")
+        code, printed, stderr = command("cycle")
+        assert (code, stderr) == (0, "")
     code, printed, _ = command("cycle", "--json")
     report = json.loads(printed)
     assert (code, report["error_count"], report["set_aside"]["count"]) == (0, 0, 1)
     assert report["set_aside"]["tickets"][0]["number"] == "A[/b]\x1b[2J"
 
 
-def test_a_cycle_tells_of_priorities_that_we_do_not_know(support: Support, command: Command, events: Events) -> None:
+def test_a_cycle_lists_unknown_priorities(support: Support, command: Command, events: Events) -> None:
     make_tickets(support, 2, **_OVERDUE, priority="[/b]\u202e")
     make_ticket(support, **_OVERDUE, priority="Срочно")
     make_ticket(support, **_OVERDUE, priority="High")
@@ -206,13 +204,13 @@ def test_a_cycle_tells_of_priorities_that_we_do_not_know(support: Support, comma
 
 
 def test_ten_thousand_bad_rows_are_a_hundred_errors_and_a_count(support: Support, command: Command) -> None:
-    """A terminal's line, a journal's row and a report hold the first hundred; the count is of all."""
+    """Terminal, journal row and report hold the first hundred errors; the count is of all."""
     make_tickets(support, 10_000, apart=timedelta(0), **_OVERDUE, queue_id=None)
     code, printed, _ = command("cycle")
     assert (code, printed.count("queue_id is null")) == (1, 20)
     assert printed.endswith("\n  and 9980 more in support.ticket_sla_set_aside\n")
     support.execute("truncate support.ticket_sla_set_aside, support.ticket_sla_cycles")
-    code, printed, complaint = command("cycle", "--json")
+    code, printed, stderr = command("cycle", "--json")
     report = json.loads(printed)
     assert (code, report["error_count"], len(report["errors"]), report["set_aside"]["count"]) == (
         1,
@@ -221,8 +219,8 @@ def test_ten_thousand_bad_rows_are_a_hundred_errors_and_a_count(support: Support
         10_000,
     )
     assert len(report["set_aside"]["tickets"]) == 20
-    assert complaint.endswith("; and 9900 more errors; the log has a line for each ticket that was set aside\n")
-    assert len(complaint) < 25_000
+    assert stderr.endswith("; and 9900 more errors; the log has a line for each ticket that was set aside\n")
+    assert len(stderr) < 25_000
     ((size, lines, count),) = support.execute(
         "select length(error), array_length(string_to_array(error, E'\\n'), 1), error_count from "
         "support.ticket_sla_cycles"

@@ -1,4 +1,4 @@
-"""The journal of cycles: one row each, whatever became of it; and the single-runner mode (SPEC 2.2, 5.7, 9.1)."""
+"""The journal, one row for each cycle, however it ended; and the single-runner mode (SPEC 2.2, 5.7, 9.1)."""
 
 import logging
 from typing import Any
@@ -32,7 +32,8 @@ from sla_pipeline_tests.waiting import wait_until
 
 Support = psycopg.Connection[Any]
 _ADVISORY_LOCKS = """
-select from pg_locks where locktype = 'advisory' and database = (select oid from pg_database where datname = current_database())
+select from pg_locks
+where locktype = 'advisory' and database = (select oid from pg_database where datname = current_database())
 """
 _SINGLE_RUNNER_LOCK = "Pin:lock:job:scheduled:support-ticket-sla-monitor"
 
@@ -68,7 +69,7 @@ def test_the_row_of_a_cycle_that_succeeded(support: Support, operator: Support, 
         "processed_count": 11,
         "first_response_count": 7,
         "resolution_count": 4,
-        # three, and one more try for the row that was held
+        # Three batches, and one more for the row that was held.
         "batch_count": 4,
         "published_count": 11,
         "backlog_count": 1,
@@ -90,7 +91,7 @@ def test_has_more_when_the_ceiling_was_reached(support: Support, cycle: Cycle) -
     assert [(row["has_more"], row["backlog_count"]) for row in _rows(support)] == [(True, 2), (False, 0)]
 
 
-def test_kafka_away_marks_stay_and_the_cycle_fails_at_its_end(
+def test_marks_stay_and_the_cycle_fails_at_its_end_when_kafka_is_down(
     support: Support,
     database: Database,
     cycle: Cycle,
@@ -100,8 +101,8 @@ def test_kafka_away_marks_stay_and_the_cycle_fails_at_its_end(
 ) -> None:
     tickets = make_tickets(support, 20, **FIRST_RESPONSE_OVERDUE)
     (port,) = free_ports(1)
-    with Relay(KafkaSettings(f"127.0.0.1:{port}", topic="away")) as away:
-        report = run_cycle(database, away, clock=clock)
+    with Relay(KafkaSettings(f"127.0.0.1:{port}", topic="down")) as unreachable:
+        report = run_cycle(database, unreachable, clock=clock)
 
     assert (report.processed_count, report.published_count, report.backlog_count, len(report.errors)) == (20, 0, 0, 1)
     assert report.errors[0].startswith(
@@ -121,22 +122,22 @@ def test_kafka_away_marks_stay_and_the_cycle_fails_at_its_end(
     assert [event.ticket_id for event in events()] == tickets
 
 
-def test_a_cycle_that_is_alive_is_not_taken_for_dead(support: Support, cycle: Cycle, other_pod: Cycle) -> None:
+def test_a_live_cycle_is_not_swept_as_abandoned(support: Support, cycle: Cycle, other_pod: Cycle) -> None:
     make_tickets(support, 5, **FIRST_RESPONSE_OVERDUE)
     seen: list[str] = []
 
-    def other_pod_looks(step: str) -> None:
+    def other_pod_reads(step: str) -> None:
         if step == "claimed":
             other_pod(run_id="second")
             seen.extend(row["state"] for row in _rows(support))
 
-    cycle(run_id="first", on_step=other_pod_looks)
+    cycle(run_id="first", on_step=other_pod_reads)
     assert seen == ["running", "succeeded"]
     assert [row["state"] for row in _rows(support)] == ["succeeded", "succeeded"]
 
 
-def test_a_cycle_that_was_taken_for_dead_has_the_last_word(support: Support, database: Database) -> None:
-    """Its session was cut while it published, so the next cycle took it for dead; then it came to its end after all."""
+def test_a_cycle_swept_as_abandoned_can_still_record_its_end(support: Support, database: Database) -> None:
+    """Its session was cut while it published, so the next cycle swept its row; then it ended after all."""
     settings = database.settings
     with settings.session(purpose="cycle") as cut_off:
         cycle_id = journal.start(cut_off, run_id="first", now_utc=NOW, cycle_input=CycleInput())
@@ -172,7 +173,7 @@ def test_each_line_of_the_log_names_the_run(support: Support, cycle: Cycle, logg
     assert completed["durationMs"] > 0
 
 
-def test_missing_indexes_are_told_and_borne(support: Support, cycle: Cycle, logged: list[logging.LogRecord]) -> None:
+def test_a_missing_index_is_a_warning(support: Support, cycle: Cycle, logged: list[logging.LogRecord]) -> None:
     tickets = [make_ticket(support, **RESOLUTION_OVERDUE), make_ticket(support, **FIRST_RESPONSE_OVERDUE)]
     support.execute("drop index support.ticket_sla_resolution_overdue")
     assert cycle().processed_count == 2
@@ -201,15 +202,15 @@ def test_single_runner_mode_leaves_the_cycle_to_the_other_runner(
     assert "cycle skipped" in [record.getMessage() for record in logged]
 
     first.close()
-    # the server frees the lock when it notices the end of the session, a moment after the client has closed it
-    wait_until(lambda: not support.execute(_ADVISORY_LOCKS).fetchall(), what="the server to free the lock")
+    # The server releases the lock when it detects the end of the session, a moment after the client has closed it.
+    wait_until(lambda: not support.execute(_ADVISORY_LOCKS).fetchall(), what="the server to release the lock")
     assert run_cycle(second, relay, clock=clock).processed_count == 5
     assert breached_ids(support) == set(tickets)
     second.close()
 
 
 def test_every_number_of_the_totals_is_a_column(support: Support) -> None:
-    """And every column is a number of the totals, or says which cycle it was and how it ended."""
+    """And every column is a number of the totals, an input of the cycle, or part of its start and end."""
     columns = {
         column
         for (column,) in support.execute(

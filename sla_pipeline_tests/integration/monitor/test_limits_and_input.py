@@ -43,7 +43,7 @@ Support = psycopg.Connection[Any]
 
 @dataclass
 class SkewedClock:
-    """A machine's clock that goes wrong."""
+    """A machine's clock that differs from the true time by ``skew``."""
 
     skew: timedelta
     is_wall_clock: bool = True
@@ -54,7 +54,7 @@ class SkewedClock:
 
 @pytest.fixture
 def time_zone_of_the_process(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Sets TZ and libpq's PGTZ, whose value libpq asks of the server in every session."""
+    """Set TZ and libpq's PGTZ, whose value libpq sets in every session."""
     before = {name: os.environ.get(name) for name in ("TZ", "PGTZ")}
     os.environ |= dict.fromkeys(before, request.param)
     time.tzset()
@@ -80,18 +80,20 @@ def test_worker_clock_ahead(skew: timedelta, support: Support, cycle: Cycle, eve
     earliest = datetime.now(UTC)
     with pytest.raises(ClockSkewError) as raised:
         cycle(clock=SkewedClock(skew))
-    said = str(raised.value)
-    workers, databases = (datetime.fromisoformat(word.rstrip(",:")) for word in said.split() if word.startswith("20"))
+    message = str(raised.value)
+    workers, databases = (
+        datetime.fromisoformat(word.rstrip(",:")) for word in message.split() if word.startswith("20")
+    )
     assert workers - databases == pytest.approx(skew, abs=timedelta(seconds=1))
     assert earliest - timedelta(seconds=1) < databases < datetime.now(UTC) + timedelta(seconds=1)
-    assert said.startswith("the worker's clock shows ")
-    assert "more than 5 s apart; nothing was marked; set the clocks (NTP) and run again" in said
+    assert message.startswith("the worker's clock shows ")
+    assert "more than 5 s apart; nothing was marked; set the clocks (NTP) and run again" in message
     assert row_versions(support) == before
     assert _journal_rows(support) == 0
     assert events() == []
 
 
-def test_a_skew_of_a_second_is_borne(support: Support, cycle: Cycle) -> None:
+def test_a_skew_of_a_second_is_tolerated(support: Support, cycle: Cycle) -> None:
     make_ticket(support, first_response_due_at=datetime.now(UTC) - timedelta(minutes=1))
     assert cycle(clock=SkewedClock(timedelta(seconds=1))).processed_count == 1
 
@@ -105,8 +107,8 @@ def test_the_system_clock_is_the_usual_one(support: Support, database: Database,
     assert abs(report.now_utc - SystemClock().now_utc()) < timedelta(seconds=60)
 
 
-# Berlin's clocks go from 02:00 to 03:00 at 01:00 UTC, and back from 03:00 to 02:00 at 01:00 UTC; Lord Howe's by half an
-# hour
+# Berlin's clocks change at 01:00 UTC, from 02:00 to 03:00 in spring and from 03:00 to 02:00 in autumn; Lord Howe's
+# change by half an hour.
 @pytest.mark.parametrize(
     "time_zone_of_the_process", ["Europe/Berlin", "Australia/Lord_Howe", "America/St_Johns"], indirect=True
 )
@@ -200,8 +202,8 @@ def test_permission_denied(
         cycle(CycleInput(batch_size=10), on_step=steps.append).raise_if_failed()
     assert f"permission denied for {object_name} in database " in str(raised.value)
     assert str(raised.value).endswith("which lacks this one: run `sla-pipeline migrate`, which grants it")
-    # two batches, then ticket by ticket, since it could have been one ticket's trigger; no more than the tickets there
-    # are
+    # Two batches, then ticket by ticket, because one ticket's trigger could be the cause: at most as many as there are
+    # tickets.
     assert steps.count("batch_locked") <= 2 + 30
     assert breached_ids(support) == set()
     assert support.execute("select count(*) from support.ticket_sla_set_aside").fetchone() == (0,)
@@ -221,7 +223,7 @@ def test_row_level_security_does_not_hide_tickets_in_silence(support: Support, c
         cycle().raise_if_failed()
 
 
-def test_a_standby_is_told_as_one(support: Support, cycle: Cycle) -> None:
+def test_a_standby_is_named_as_one(support: Support, cycle: Cycle) -> None:
     support.execute(
         sql.SQL("alter database {} set default_transaction_read_only to on").format(sql.Identifier(support.info.dbname))
     )
@@ -236,7 +238,7 @@ def test_stop_between_batches(support: Support, cycle: Cycle, events: Events) ->
     tickets = make_tickets(support, 100, **FIRST_RESPONSE_OVERDUE)
     steps: list[str] = []
     with pytest.raises(CycleStopped, match="stop requested after 3 of 10 batches"):
-        # the request comes while batch 3 runs
+        # The stop is requested while batch 3 runs.
         cycle(
             CycleInput(batch_size=10),
             run_id="stopped",
@@ -276,7 +278,7 @@ def test_stop_inside_a_batch(step: str, support: Support, cycle: Cycle, events: 
 
 
 class _Stop(BaseException):
-    """As Dagster's, which a signal raises wherever the code is."""
+    """Like Dagster's exception, which a signal raises at any point of the code."""
 
 
 @pytest.mark.parametrize("request_to_stop", [KeyboardInterrupt, _Stop])
@@ -318,7 +320,7 @@ def test_postgres_restarts_in_a_batch(
     upgrade(url, with_tickets=True)
     with psycopg.connect(url, autocommit=True) as support:
         tickets = make_tickets(support, 30, **FIRST_RESPONSE_OVERDUE)
-    database, clock, given = Database(PostgresSettings(url)), SimulatedClock(NOW), CycleInput(batch_size=10)
+    database, clock, cycle_input = Database(PostgresSettings(url)), SimulatedClock(NOW), CycleInput(batch_size=10)
     steps: list[str] = []
 
     def server_dies(step: str) -> None:
@@ -331,13 +333,15 @@ def test_postgres_restarts_in_a_batch(
         with pytest.raises(
             PostgresUnavailable, match=r"database 'support_service' at 127\.0\.0\.1:\d+ as user 'postgres'"
         ):
-            run_cycle(database, relay, given, clock=clock, run_id="cut-off", on_step=server_dies).raise_if_failed()
+            run_cycle(
+                database, relay, cycle_input, clock=clock, run_id="cut-off", on_step=server_dies
+            ).raise_if_failed()
         with psycopg.connect(url, autocommit=True) as support:
             assert breached_ids(support) == set(tickets[:10])
             assert support.execute(
                 "select run_id, state, processed_count from support.ticket_sla_cycles"
             ).fetchall() == [("cut-off", "failed", 10)]
-            report = run_cycle(database, relay, given, clock=clock)
+            report = run_cycle(database, relay, cycle_input, clock=clock)
             assert (report.processed_count, report.published_count, report.errors) == (20, 20, [])
             assert breached_ids(support) == set(tickets)
     database.close()

@@ -1,4 +1,4 @@
-"""No false breach: what must not be marked, however the monitor and an operator meet (SPEC 1.3, 2.4, 5.5)."""
+"""No false breach: tickets that must not be marked, however monitor and operator overlap (SPEC 1.3, 2.4, 5.5)."""
 
 import logging
 from typing import Any
@@ -68,12 +68,10 @@ def test_reply_uncommitted_during_mark(support: Support, operator: Support, cycl
     assert events() == []
 
 
-def test_a_reply_that_commits_while_the_batch_is_being_locked_is_seen(
+def test_a_reply_that_commits_while_the_batch_is_being_locked_counts(
     support: Support, operator: Support, cycle: Cycle, events: Events
 ) -> None:
-    """The reply commits between the first try of the batch, which skipped the row, and the second at the cycle's
-    end.
-    """
+    """The reply commits between the first try of the batch, which skips the row, and the second at the cycle's end."""
     replied = make_ticket(support, **FIRST_RESPONSE_OVERDUE)
     late = make_ticket(support, **FIRST_RESPONSE_OVERDUE)
     reply(operator, replied)
@@ -196,11 +194,14 @@ def test_on_hold_at_deadline(status: str, support: Support, cycle: Cycle, events
 def test_first_run_on_history(support: Support, cycle: Cycle, events: Events) -> None:
     support.execute(
         """
-        insert into support.tickets (id, number, tenant_id, queue_id, requester_user_id, priority, status, first_response_due_at,
-            first_response_at, resolution_due_at, resolved_at)
+        insert into support.tickets (
+            id, number, tenant_id, queue_id, requester_user_id, priority, status,
+            first_response_due_at, first_response_at, resolution_due_at, resolved_at
+        )
         select gen_random_uuid(), 'OLD-' || n, gen_random_uuid(), gen_random_uuid(), gen_random_uuid(), 'Normal',
             case when n %% 2 = 0 then 'Closed' else 'Resolved' end, %(long_ago)s - n * interval '1 minute',
-            case when n %% 3 = 0 then %(long_ago)s end, %(long_ago)s - n * interval '1 minute', case when n %% 5 = 0 then %(long_ago)s end
+            case when n %% 3 = 0 then %(long_ago)s end, %(long_ago)s - n * interval '1 minute',
+            case when n %% 5 = 0 then %(long_ago)s end
         from generate_series(1, 100000) n
         """,
         {"long_ago": NOW - 1000 * HOUR},

@@ -1,5 +1,4 @@
-"""Nothing missed: what must be marked, under a backlog, after a break, beside rows that cannot be marked (SPEC 3.5,
-7.1, 8).
+"""Nothing missed: under a backlog, after a break, beside rows that cannot be marked (SPEC 3.5, 7.1, 8).
 
 ``each_kind_end_to_end`` goes through the deployed schedule: ``integration/dagster/test_deployed.py``.
 """
@@ -67,11 +66,9 @@ def test_deadline_moved_by_hand(support: Support, cycle: Cycle, clock: Simulated
 
 
 def test_oldest_first_under_backlog(support: Support, cycle: Cycle, clock: SimulatedClock, events: Events) -> None:
-    """Ten times the ceiling waits, and every minute half a ceiling of new breaches comes in, some of them due long
-    ago.
-    """
-    given = CycleInput(batch_size=10, max_batches_per_cycle=2)
-    ceiling = given.ceiling
+    """Ten times the ceiling waits; every minute adds half a ceiling of new breaches, some of them due long ago."""
+    cycle_input = CycleInput(batch_size=10, max_batches_per_cycle=2)
+    ceiling = cycle_input.ceiling
     make_tickets(support, 5 * ceiling, apart=timedelta(seconds=1), first_response_due_at=NOW - 10 * HOUR)
     make_tickets(
         support,
@@ -86,7 +83,7 @@ def test_oldest_first_under_backlog(support: Support, cycle: Cycle, clock: Simul
             (ceiling,),
         ).fetchall()
         marked_before = breached_ids(support)
-        report = cycle(given)
+        report = cycle(cycle_input)
         assert breached_ids(support) - marked_before == {ticket_id for (ticket_id,) in oldest}
         assert report.has_more is (backlogs[-1] >= ceiling)
         assert report.backlog_count is not None
@@ -94,7 +91,7 @@ def test_oldest_first_under_backlog(support: Support, cycle: Cycle, clock: Simul
         backlogs.append(report.backlog_count)
         clock.moment += MINUTE
         if len(backlogs) < 15:
-            # due between the old ones: they go before what came later in time
+            # Due among the old ones, so these come before tickets with a later deadline.
             make_tickets(support, ceiling // 4, apart=timedelta(seconds=3), first_response_due_at=NOW - 10 * HOUR)
             make_tickets(support, ceiling // 4, first_response_due_at=NOW - MINUTE)
             backlogs[-1] += ceiling // 4 * 2
@@ -105,9 +102,7 @@ def test_oldest_first_under_backlog(support: Support, cycle: Cycle, clock: Simul
 
 
 def test_oldest_first_is_the_order_of_the_events_too(support: Support, cycle: Cycle, events: Events) -> None:
-    """Equal deadlines are ordered by id; a resolution breach stands where its first deadline was, not its second (SPEC
-    5.3).
-    """
+    """Order of SPEC 5.3: equal deadlines by id; a resolution breach by its first deadline, not by its second."""
     twins = sorted(make_tickets(support, 4, apart=timedelta(0), first_response_due_at=NOW - HOUR))
     older = make_ticket(
         support, **RESOLUTION_OVERDUE | {"first_response_due_at": NOW - 2 * HOUR, "resolution_due_at": NOW - MINUTE}
@@ -121,8 +116,9 @@ def test_oldest_first_is_the_order_of_the_events_too(support: Support, cycle: Cy
 
 
 def test_after_a_break_of_an_hour(support: Support, cycle: Cycle, clock: SimulatedClock, events: Events) -> None:
-    """60 minutes of breaches, five a minute; the schedule's side, that missed ticks are not caught up, is in
-    ``integration/dagster``.
+    """60 minutes of breaches, five a minute.
+
+    ``integration/dagster`` tests the schedule's side: missed ticks are not caught up.
     """
     tickets = make_tickets(support, 300, apart=timedelta(seconds=12), first_response_due_at=NOW)
     clock.moment = NOW + HOUR
@@ -142,8 +138,8 @@ def test_after_a_break_of_an_hour_above_the_ceiling(
 ) -> None:
     tickets = make_tickets(support, 300, apart=timedelta(seconds=12), first_response_due_at=NOW)
     clock.moment = NOW + HOUR
-    given = CycleInput(batch_size=50, max_batches_per_cycle=2)
-    assert [(report.processed_count, report.has_more) for report in [cycle(given) for _ in range(4)]] == [
+    cycle_input = CycleInput(batch_size=50, max_batches_per_cycle=2)
+    assert [(report.processed_count, report.has_more) for report in [cycle(cycle_input) for _ in range(4)]] == [
         (100, True)
     ] * 3 + [(0, False)]
     assert [event.ticket_id for event in events()] == tickets
@@ -213,15 +209,15 @@ def test_bad_row_in_every_batch(
     assert failed[1]["error"] == "the event cannot be built: priority is null"
 
 
-# as others may write it: unknown, empty but for a space, right to left, with a separator that is no control character,
-# as long as may be
+# Possible texts of the support service: unknown, a single space, right to left, with a separator that is no control
+# character, of the greatest length.
 _UNKNOWN_PRIORITIES = ["Urgent", "high", "Срочно", " ", "\u202eHigh", "a\u2028b", '</b>"\\', "\U0001f525" * 32]
 
 
-def test_a_priority_that_we_do_not_know_is_no_reason_to_call_nobody(
+def test_a_ticket_with_an_unknown_priority_is_marked_and_published(
     support: Support, cycle: Cycle, events: Events, logged: list[logging.LogRecord]
 ) -> None:
-    """Marked and told as it is, counted, and warned of once a cycle, in however many batches; null is set aside."""
+    """The priority is sent unchanged, and one warning a cycle counts it, over all batches; null is set aside."""
     priorities = {
         make_ticket(support, **FIRST_RESPONSE_OVERDUE, priority=text): text
         for text in [*_UNKNOWN_PRIORITIES, "Urgent", "High"]
@@ -252,7 +248,7 @@ def test_a_priority_that_we_do_not_know_is_no_reason_to_call_nobody(
 def test_the_warning_of_unknown_priorities_is_bounded(
     support: Support, cycle: Cycle, logged: list[logging.LogRecord]
 ) -> None:
-    """A support service that writes a text of its own into each ticket; a flag that was put back is no second event."""
+    """Each ticket has another unknown priority. A reset flag makes no second event, so it is not counted again."""
     tickets = [make_ticket(support, **FIRST_RESPONSE_OVERDUE, priority=f"P{number}") for number in range(300)]
     report = cycle()
     assert (report.processed_count, report.unknown_priority_count, len(report.frequent_unknown_priorities())) == (
@@ -279,8 +275,8 @@ def test_the_warning_of_unknown_priorities_comes_when_a_cycle_is_stopped_too(
 
 
 @pytest.mark.parametrize("status", ["Escalated", "new", "New ", "InWork\n", "Срочно", ""])
-def test_a_status_that_we_do_not_know_is_never_marked(status: str, support: Support, cycle: Cycle) -> None:
-    """SPEC 5.3: whether a promise is running in it is the support service's to say."""
+def test_a_ticket_in_an_unknown_status_is_never_marked(status: str, support: Support, cycle: Cycle) -> None:
+    """SPEC 5.3: only the support service defines in which statuses a deadline counts."""
     before = make_ticket(support, **RESOLUTION_OVERDUE | {"status": status, "first_response_at": None})
     report = cycle()
     assert (report.processed_count, report.backlog_count, report.errors) == (0, 0, [])
@@ -288,13 +284,13 @@ def test_a_status_that_we_do_not_know_is_never_marked(status: str, support: Supp
 
 
 def test_bad_rows_fill_the_ceiling(support: Support, cycle: Cycle, clock: SimulatedClock, events: Events) -> None:
-    given = CycleInput(batch_size=10, max_batches_per_cycle=2)
+    cycle_input = CycleInput(batch_size=10, max_batches_per_cycle=2)
     bad = make_tickets(support, 25, first_response_due_at=NOW - 2 * HOUR, queue_id=None)
     good = make_tickets(support, 15, first_response_due_at=NOW - HOUR)
 
-    first = cycle(given)
+    first = cycle(cycle_input)
     assert (first.processed_count, len(first.errors), first.backlog_count) == (0, 20, 40)
-    second = cycle(given)
+    second = cycle(cycle_input)
     assert (second.processed_count, second.backlog_count) == (15, 25)
     assert breached_ids(support) == set(good)
     set_aside = support.execute(
@@ -304,7 +300,7 @@ def test_bad_rows_fill_the_ceiling(support: Support, cycle: Cycle, clock: Simula
 
     change(support, bad[0], queue_id=QUEUE)
     clock.moment += 2 * MINUTE
-    third, fourth = cycle(given), cycle(given)
+    third, fourth = cycle(cycle_input), cycle(cycle_input)
     assert (third.processed_count + fourth.processed_count, len(third.errors) + len(fourth.errors)) == (1, 24)
     assert is_breached(support, bad[0])
     assert {event.ticket_id for event in events()} == {*good, bad[0]}
@@ -334,17 +330,17 @@ def test_lock_held_for_long(
 
 def test_two_tenants_filter(support: Support, cycle: Cycle, events: Events) -> None:
     tenant, other = "aaaaaaaa-0000-4000-8000-000000000001", "bbbbbbbb-0000-4000-8000-000000000002"
-    ours = [
+    of_tenant = [
         make_ticket(support, **kind | {"tenant_id": tenant}) for kind in (RESOLUTION_OVERDUE, FIRST_RESPONSE_OVERDUE)
     ]
-    theirs = [
+    of_other_tenant = [
         make_ticket(support, **kind | {"tenant_id": other}) for kind in (RESOLUTION_OVERDUE, FIRST_RESPONSE_OVERDUE)
     ]
-    before = [row for row in row_versions(support) if str(row[0]) in theirs]
+    before = [row for row in row_versions(support) if str(row[0]) in of_other_tenant]
     report = cycle(CycleInput(tenant_id=tenant.upper()))
     assert (report.processed_count, report.backlog_count) == (2, 0)
-    assert breached_ids(support) == set(ours)
-    assert [row for row in row_versions(support) if str(row[0]) in theirs] == before
-    assert [(event.ticket_id, event.tenant_id) for event in events()] == [(ticket, tenant) for ticket in ours]
+    assert breached_ids(support) == set(of_tenant)
+    assert [row for row in row_versions(support) if str(row[0]) in of_other_tenant] == before
+    assert [(event.ticket_id, event.tenant_id) for event in events()] == [(ticket, tenant) for ticket in of_tenant]
     assert cycle().processed_count == 2
-    assert breached_ids(support) == {*ours, *theirs}
+    assert breached_ids(support) == {*of_tenant, *of_other_tenant}

@@ -1,4 +1,4 @@
-"""Whether a ticket is at fault is found by trying the others without it, whatever the error's code says (SPEC 8)."""
+"""A ticket is at fault when the others succeed without it, whatever the error code is (SPEC 8)."""
 
 import logging
 import time
@@ -26,13 +26,13 @@ from sla_pipeline_tests.tickets import (
 )
 
 Support = psycopg.Connection[Any]
-# put together, since a report of a failure shows the source
+# Joined at run time: the report of a failed test shows the source, where the text must not be found.
 _PLANTED = " ".join(("my", "salary"))
 _OLDEST = FIRST_RESPONSE_OVERDUE | {"first_response_due_at": NOW - HOUR, "priority": "Low"}
 
 
 def _refuse(support: Support, body: str, *, deferred: bool = False) -> None:
-    """A trigger of the support service that objects to tickets of low priority; at the commit when ``deferred``."""
+    """Create a trigger of the support service that refuses tickets of low priority; at commit when ``deferred``."""
     support.execute(
         "create function support.refuse() returns trigger language plpgsql as $$ begin if new.priority = 'Low' and "
         f"new.sla_breached then {body} end if; return new; end $$"
@@ -93,7 +93,7 @@ def test_what_a_trigger_writes_is_repeated_nowhere(
     )
     report = cycle()
     assert len(report.errors) == 3
-    # and where every ticket is refused, so that the code is taken for one of the environment
+    # The same where every ticket is refused, so that the code counts as one of the environment.
     support.execute("delete from support.ticket_sla_set_aside")
     failed = cycle()
     with pytest.raises(
@@ -114,7 +114,7 @@ def test_what_a_trigger_writes_is_repeated_nowhere(
 
 
 def test_more_refused_tickets_than_a_batch_holds_stop_no_other(support: Support, cycle: Cycle) -> None:
-    """The first 60 are refused with a code of the environment, which is all that two batches of 20 see."""
+    """The first 60 are refused with a code of the environment; two batches of 20 hold no other ticket."""
     bad = make_tickets(support, 60, **_OLDEST)
     good = make_tickets(support, 40, **FIRST_RESPONSE_OVERDUE)
     _refuse(support, "raise insufficient_privilege;")
@@ -124,8 +124,8 @@ def test_more_refused_tickets_than_a_batch_holds_stop_no_other(support: Support,
         marked = breached_ids(support)
         if marked:
             break
-    # after the first twenty refusals the rest is tried in a random order: a cycle without one of the forty has a chance
-    # below 0.01 %
+    # After the first twenty refusals the rest is tried in a random order: the probability of a cycle without any of the
+    # forty is below 0.01 %.
     assert marked == set(good)
     assert _set_aside(support) <= set(bad)
 
@@ -137,7 +137,7 @@ def test_a_fault_that_meets_every_ticket_sets_none_aside(support: Support, datab
     assert (report.processed_count, report.backlog_count, len(report.errors)) == (0, 300, 1)
     assert report.errors[0].startswith("marking failed: permission denied for table tickets in database ")
     with database.session() as session:
-        # the steps after the marking wait as long as before it
+        # The steps after the marking have the same timeouts as before it.
         assert session.execute(
             "select current_setting('lock_timeout'), current_setting('statement_timeout')"
         ).fetchone() == ("5s", "10s")
@@ -147,7 +147,7 @@ def test_a_fault_that_meets_every_ticket_sets_none_aside(support: Support, datab
     assert breached_ids(support) == set(tickets)
 
 
-def test_a_row_that_is_slow_until_a_time_out_stops_no_other(
+def test_a_row_that_is_slow_until_a_timeout_stops_no_other(
     support: Support, cycle: Cycle, monkeypatch: pytest.MonkeyPatch, events: Events
 ) -> None:
     monkeypatch.setattr(batches, "_STATEMENT_MS", 500)
@@ -164,7 +164,7 @@ def test_a_row_that_is_slow_until_a_time_out_stops_no_other(
 def test_each_cycle_makes_progress_where_a_batch_takes_longer_than_a_statement_may(
     support: Support, cycle: Cycle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every update takes 20 ms, so that 200 of them take 4 s, where 400 ms are allowed."""
+    """Every update takes 20 ms, so 200 of them take 4 s; the statement timeout is 400 ms."""
     monkeypatch.setattr(batches, "_STATEMENT_MS", 400)
     monkeypatch.setattr(batches, "_MARK_SECONDS", 1.5)
     tickets = make_tickets(support, 200, **FIRST_RESPONSE_OVERDUE)
@@ -183,7 +183,7 @@ def test_each_cycle_makes_progress_where_a_batch_takes_longer_than_a_statement_m
 def test_a_committed_batch_is_counted_whatever_follows(
     support: Support, operator: Support, cycle: Cycle, monkeypatch: pytest.MonkeyPatch, events: Events
 ) -> None:
-    """One row is held by another session, and the look for it, after the commit, does not end in time."""
+    """Another session holds one row, and the query for it, after the commit, exceeds its timeout."""
     tickets = make_tickets(support, 10, **FIRST_RESPONSE_OVERDUE)
     held = make_ticket(support, **FIRST_RESPONSE_OVERDUE)
     operator.execute("select 1 from support.tickets where id = %s for update", (held,))
@@ -200,7 +200,9 @@ def test_a_committed_batch_is_counted_whatever_follows(
     assert [event.ticket_id for event in events()] == tickets
 
 
-def test_a_mended_row_is_tried_at_once(support: Support, cycle: Cycle, clock: SimulatedClock, events: Events) -> None:
+def test_a_corrected_row_is_tried_at_once(
+    support: Support, cycle: Cycle, clock: SimulatedClock, events: Events
+) -> None:
     bad = make_ticket(support, **FIRST_RESPONSE_OVERDUE, queue_id=None)
     for minute in (0, 1, 3, 7, 15, 31):
         clock.moment = NOW + minute * MINUTE

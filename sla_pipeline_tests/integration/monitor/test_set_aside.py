@@ -1,6 +1,4 @@
-"""Rows that cannot be marked: whatever keeps one from being written, the others go through, and it is tried again (SPEC
-8).
-"""
+"""Rows that cannot be marked: the others are marked, whatever the cause, and such a row is tried again (SPEC 8)."""
 
 import logging
 from datetime import timedelta
@@ -39,7 +37,7 @@ def _set_aside(support: Support) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize(
-    ("body", "words"),
+    ("body", "message"),
     [
         pytest.param(
             "raise exception 'no, % is secret', new.requester_user_id;", "RaiseException (P0001)", id="raises"
@@ -58,9 +56,9 @@ def _set_aside(support: Support) -> list[tuple[Any, ...]]:
         ),
     ],
 )
-def test_a_trigger_that_objects_to_one_row_does_not_stop_the_others(
+def test_a_trigger_that_refuses_one_row_does_not_stop_the_others(
     body: str,
-    words: str,
+    message: str,
     support: Support,
     cycle: Cycle,
     clock: SimulatedClock,
@@ -75,7 +73,7 @@ def test_a_trigger_that_objects_to_one_row_does_not_stop_the_others(
 
     assert (report.processed_count, report.published_count, report.backlog_count) == (20, 20, 1)
     assert len(report.errors) == 1
-    assert words in report.errors[0]
+    assert message in report.errors[0]
     assert f"ticket BAD-1 ({bad}) set aside: " in report.errors[0]
     assert "secret" not in report.errors[0]
     assert breached_ids(support) == set(good)
@@ -106,9 +104,7 @@ def test_a_ticket_without_a_number_does_not_stop_the_others(support: Support, cy
 def test_a_row_that_the_database_refuses_beside_one_that_makes_no_event(
     support: Support, cycle: Cycle, events: Events, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Both are set aside, each for its own reason; nothing of what the trigger says reaches a log, the driver's
-    included.
-    """
+    """Both are set aside, each for its own reason; the trigger's message reaches no log, not even the driver's."""
     good = make_tickets(support, 3, **FIRST_RESPONSE_OVERDUE)
     without_event = make_ticket(support, **FIRST_RESPONSE_OVERDUE, queue_id=None)
     refused = make_ticket(support, **FIRST_RESPONSE_OVERDUE | {"number": "BAD-1"})
@@ -141,7 +137,7 @@ def test_a_deadline_before_the_year_1_is_set_aside(due_at: str, support: Support
 
 
 @pytest.mark.parametrize("moment", ["infinity", "294000-01-01 00:00:00+00", "0044-03-15 12:00:00+00 BC"])
-def test_times_beyond_the_calendar_that_the_event_does_not_tell_are_borne(
+def test_times_beyond_the_calendar_that_are_not_in_the_event_are_harmless(
     moment: str, support: Support, cycle: Cycle, events: Events
 ) -> None:
     """Such a time elsewhere in the row does not matter: the ticket is marked for the deadline that passed."""
@@ -164,12 +160,13 @@ def test_the_pause_doubles_up_to_an_hour(support: Support, cycle: Cycle, clock: 
 
 
 @pytest.mark.parametrize(
-    "mended", [close, lambda support, ticket: support.execute("delete from support.tickets where id = %s", (ticket,))]
+    "corrected",
+    [close, lambda support, ticket: support.execute("delete from support.tickets where id = %s", (ticket,))],
 )
-def test_a_ticket_that_is_not_overdue_any_more_is_forgotten(mended: Any, support: Support, cycle: Cycle) -> None:
+def test_a_ticket_that_is_not_overdue_any_more_is_forgotten(corrected: Any, support: Support, cycle: Cycle) -> None:
     bad = make_ticket(support, **FIRST_RESPONSE_OVERDUE, queue_id=None)
     assert len(cycle().errors) == 1
-    mended(support, bad)
+    corrected(support, bad)
     assert cycle().errors == []
     assert _set_aside(support) == []
 
@@ -193,16 +190,16 @@ def test_the_journal_counts_the_bad_rows(support: Support, cycle: Cycle) -> None
 def test_thousands_of_bad_rows_do_not_hide_what_failed_beside_them(
     support: Support, cycle: Cycle, logged: list[logging.LogRecord], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A hundred errors are kept, the fault of a step first; the count is of all; the log names each ticket."""
+    """A hundred errors are kept, the fault of a step first; all are counted; the log names each ticket."""
 
-    def away(*_: object, **__: object) -> None:
-        raise KafkaUnavailable("Kafka is away")
+    def unreachable(*_: object, **__: object) -> None:
+        raise KafkaUnavailable("Kafka is down")
 
-    monkeypatch.setattr(Relay, "publish", away)
+    monkeypatch.setattr(Relay, "publish", unreachable)
     make_tickets(support, 250, **FIRST_RESPONSE_OVERDUE, queue_id=None)
     report = cycle()
     assert (report.error_count, len(report.errors)) == (251, 100)
-    assert report.errors[0] == "publishing failed: Kafka is away"
+    assert report.errors[0] == "publishing failed: Kafka is down"
     assert all(" set aside: " in error for error in report.errors[1:])
     more = "and 151 more errors; the log has a line for each ticket that was set aside"
     with pytest.raises(CycleFailed) as failed:
@@ -228,7 +225,7 @@ def test_a_cycle_that_is_stopped_keeps_a_hundred_errors_too(support: Support, cy
     assert lines[-1].startswith("and 101 more errors; ")
 
 
-def test_a_number_as_long_as_a_book_is_kept_by_its_beginning(support: Support, cycle: Cycle) -> None:
+def test_only_the_beginning_of_a_very_long_number_is_kept(support: Support, cycle: Cycle) -> None:
     make_ticket(support, **FIRST_RESPONSE_OVERDUE, number="9" * 10_240)
     report = cycle()
     assert report.set_aside is not None

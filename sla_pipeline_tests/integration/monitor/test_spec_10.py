@@ -1,4 +1,4 @@
-"""The tests that SPEC 10 demands, row by row, each under the name that its table gives it."""
+"""The tests that SPEC 10 demands, row by row, under the names of its table."""
 
 from typing import Any
 

@@ -1,5 +1,6 @@
-"""Exactly one event, several pods and crashes: the cycle's share (SPEC 2.2, 7.2, 8). The relay's own share is in
-``integration/kafka``.
+"""Exactly one event with several pods and crashes: the cycle's part (SPEC 2.2, 7.2, 8).
+
+The relay's part is in ``integration/kafka``.
 """
 
 import contextlib
@@ -45,16 +46,16 @@ def test_two_pods_same_minute(support: Support, worker_url: str, kafka_settings:
 def test_overlapping_cycles(support: Support, cycle: Cycle, other_pod: Cycle, events: Events) -> None:
     """Cycle k+1 starts and ends while k has one batch committed, not published, and another under way."""
     tickets = make_tickets(support, 50, **FIRST_RESPONSE_OVERDUE)
-    given = CycleInput(batch_size=10)
+    cycle_input = CycleInput(batch_size=10)
     steps: list[str] = []
     later: list[CycleTotals] = []
 
     def later_cycle_overlaps(step: str) -> None:
         steps.append(step)
         if step == "batch_locked" and steps.count(step) == 2:
-            later.append(other_pod(given))
+            later.append(other_pod(cycle_input))
 
-    earlier = cycle(given, on_step=later_cycle_overlaps)
+    earlier = cycle(cycle_input, on_step=later_cycle_overlaps)
     assert (later[0].processed_count, later[0].published_count, later[0].lock_skip_count, later[0].errors) == (
         30,
         40,
@@ -91,12 +92,12 @@ def test_killed_after_mark_before_publish(
     support: Support, worker_url: str, kafka_settings: KafkaSettings, cycle: Cycle, events: Events
 ) -> None:
     tickets = make_tickets(support, 40, **FIRST_RESPONSE_OVERDUE)
-    given = CycleInput(batch_size=10)
-    with Pod(worker_url, kafka_settings, given, run_id="killed", dies_at="batch_committed", dies_at_nth=3) as pod:
+    cycle_input = CycleInput(batch_size=10)
+    with Pod(worker_url, kafka_settings, cycle_input, run_id="killed", dies_at="batch_committed", dies_at_nth=3) as pod:
         pod.die()
     assert breached_ids(support) == set(tickets[:30])
     assert events() == []
-    report = cycle(given)
+    report = cycle(cycle_input)
     assert (report.processed_count, report.published_count, report.errors) == (10, 40, [])
     assert [event.ticket_id for event in events()] == tickets
 
@@ -105,10 +106,10 @@ def test_killed_inside_a_batch(
     support: Support, worker_url: str, kafka_settings: KafkaSettings, cycle: Cycle, events: Events
 ) -> None:
     tickets = make_tickets(support, 30, **FIRST_RESPONSE_OVERDUE)
-    given = CycleInput(batch_size=10)
-    with Pod(worker_url, kafka_settings, given, dies_at="batch_written", dies_at_nth=2) as pod:
+    cycle_input = CycleInput(batch_size=10)
+    with Pod(worker_url, kafka_settings, cycle_input, dies_at="batch_written", dies_at_nth=2) as pod:
         pod.die()
     assert breached_ids(support) == set(tickets[:10])
-    report = cycle(given)
+    report = cycle(cycle_input)
     assert (report.processed_count, report.published_count, report.errors) == (20, 30, [])
     assert [event.ticket_id for event in events()] == tickets
