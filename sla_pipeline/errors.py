@@ -1,7 +1,7 @@
 """The errors that this package raises on purpose: one small hierarchy under two bases, retryable and permanent.
 
-Callers and exit codes depend on the base alone. Each message is written where the fault is detected; it names the fault,
-the value, and the remedy.
+Callers and exit codes depend on the base alone. Each message is written where the fault is detected; it names the
+fault, the value, and the remedy.
 """
 
 
@@ -27,10 +27,6 @@ class ConfigurationError(InputError):
 
 class PostgresSetupError(PermanentError):
     """Postgres is not set up as the job needs it: a missing table, column, right or migration."""
-
-
-class RightMissing(PostgresSetupError):
-    """The worker's login lacks a right."""
 
 
 class PostgresUnavailable(RetryableError):

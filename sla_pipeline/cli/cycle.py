@@ -11,7 +11,7 @@ from sla_pipeline.cli.options import AsJson
 from sla_pipeline.cli.output import cell, err, out, print_json
 from sla_pipeline.cli.signals import stop_requests
 from sla_pipeline.cycle import BATCH_SIZE, MAX_BATCHES_PER_CYCLE, CycleInput, SystemClock
-from sla_pipeline.errors import CycleStopped, PostgresSetupError, RightMissing
+from sla_pipeline.errors import CycleStopped, PostgresSetupError
 from sla_pipeline.kafka.settings import KafkaSettings
 from sla_pipeline.postgres.session import PostgresSettings, translated_errors
 from sla_pipeline.postgres.settings import single_runner_from_environment
@@ -126,10 +126,9 @@ def preview(
         if waiting and waiting.count:
             out.print(_set_aside_table(waiting))
     if unreadable:
-        right = f"; `grant select on {set_aside.TABLE} to sla_worker`" if isinstance(unreadable, RightMissing) else ""
         raise type(unreadable)(
-            f"{unreadable}{right}. Which tickets are set aside is not known: all that is overdue is listed, and a "
-            "cycle would try all of it"
+            f"{unreadable}. Which tickets are set aside is not known: all that is overdue is listed, and a cycle would "
+            "try all of it"
         )
 
 

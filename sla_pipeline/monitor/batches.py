@@ -283,12 +283,7 @@ class BatchMarker:
             set_aside.RowSetAside(bad.ticket_id, bad.number, bad.kind.value, bad.error, bad.row_version) for bad in rows
         ]
         # where this fails, the next cycle tries these rows again
-        with bookkeeping(
-            self._database,
-            self._claim,
-            table=set_aside.TABLE,
-            rights=set_aside.RIGHTS,
-        ):
+        with bookkeeping(self._database, self._claim, table=set_aside.TABLE):
             set_aside.add(self._connection, kept, now_utc=self._claim.now_utc)
 
     def _bad_row(self, ticket_id: str, failed: BatchFailed) -> BadRow:

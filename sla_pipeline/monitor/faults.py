@@ -6,7 +6,7 @@ import traceback
 from collections.abc import Iterator
 
 from sla_pipeline.cycle import Claim, ErrorList
-from sla_pipeline.errors import RightMissing, SlaPipelineError, UnexpectedFault
+from sla_pipeline.errors import SlaPipelineError, UnexpectedFault
 from sla_pipeline.postgres.database import Database
 
 __all__ = ["bookkeeping", "counted", "fault_of"]
@@ -42,14 +42,12 @@ def counted(database: Database, errors: ErrorList, *, step: str, run_id: str) ->
 
 
 @contextlib.contextmanager
-def bookkeeping(database: Database, claim: Claim, *, table: str, rights: str) -> Iterator[None]:
-    """Run a write to the journal or to the table of rows set aside: its failure is counted, and stops no mark or event."""
+def bookkeeping(database: Database, claim: Claim, *, table: str) -> Iterator[None]:
+    """Run a write to the journal or to the table of rows set aside: a failure is counted, and stops no mark."""
     failures = ErrorList()
-    with counted(database, failures, step=f"bookkeeping in {table}", run_id=claim.run_id) as faults:
+    with counted(database, failures, step=f"bookkeeping in {table}", run_id=claim.run_id):
         yield
-    if faults:
-        (failure,) = failures.kept()
-        right = f"; `grant {rights} on {table} to sla_worker`" if isinstance(faults[0], RightMissing) else ""
+    for failure in failures.kept():
         # a thousand rows that cannot be recorded are one error
-        if failure + right not in claim.totals.errors:
-            claim.totals.error_list.add(failure + right)
+        if failure not in claim.totals.errors:
+            claim.totals.error_list.add(failure)

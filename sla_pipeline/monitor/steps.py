@@ -208,11 +208,11 @@ def _safe_text(error: BaseException, database: Database, run_id: str) -> str:
 
 
 def _journal_bookkeeping(database: Database, claim: Claim) -> contextlib.AbstractContextManager[None]:
-    return bookkeeping(database, claim, table=journal.TABLE, rights=journal.RIGHTS)
+    return bookkeeping(database, claim, table=journal.TABLE)
 
 
 def _set_aside_bookkeeping(database: Database, claim: Claim) -> contextlib.AbstractContextManager[None]:
-    return bookkeeping(database, claim, table=set_aside.TABLE, rights=set_aside.RIGHTS)
+    return bookkeeping(database, claim, table=set_aside.TABLE)
 
 
 def _open_journal_row(database: Database, claim: Claim) -> int | None:

@@ -5,7 +5,7 @@ from typing import Protocol
 
 import psycopg
 
-from sla_pipeline.errors import PostgresBusy, PostgresSetupError, PostgresUnavailable, RightMissing
+from sla_pipeline.errors import PostgresBusy, PostgresSetupError, PostgresUnavailable
 from sla_pipeline.postgres.login import LoginRefusal
 from sla_pipeline.postgres.settings import OWNER_URL
 from sla_pipeline.quoting import named
@@ -163,7 +163,7 @@ def _right_missing(error: psycopg.Error, text: str, login: Login) -> PostgresSet
             "security definer`"
         )
     if login.has_worker_role():
-        return RightMissing(
+        return PostgresSetupError(
             f"{text} in {where}; the login has the rights of sla_worker, which lacks this one: run `sla-pipeline "
             "migrate`, which grants it"
         )

@@ -14,7 +14,6 @@ from psycopg.rows import dict_row
 from sla_pipeline.cycle import CycleInput, CycleTotals
 
 __all__ = [
-    "RIGHTS",
     "TABLE",
     "FinishedCycle",
     "finish",
@@ -26,7 +25,6 @@ __all__ = [
 ]
 
 TABLE = "support.ticket_sla_cycles"
-RIGHTS = "select, insert, update"
 
 # First half of the two-part advisory lock that shows a cycle is alive; the number has no meaning.
 _LIVENESS_CLASS = 740_551

@@ -16,7 +16,6 @@ from sla_pipeline.postgres.tickets import OF_TENANT, OVERDUE
 from sla_pipeline.set_aside import SetAside, TicketSetAside
 
 __all__ = [
-    "RIGHTS",
     "TABLE",
     "RowSetAside",
     "add",
@@ -28,7 +27,6 @@ __all__ = [
 ]
 
 TABLE = "support.ticket_sla_set_aside"
-RIGHTS = "select, insert, update, delete"
 
 # A malformed number may be very long; 200 characters are more than a message shows. The pauses are 1, 2, 4 ... minutes,
 # at most an hour, each five seconds shorter, so that a cycle that starts early does not skip a try.

@@ -11,6 +11,7 @@ import pytest
 
 from sla_pipeline import cli
 from sla_pipeline.kafka.settings import KafkaSettings
+from sla_pipeline.postgres.migrate import upgrade
 from sla_pipeline_tests.integration.conftest import Events
 from sla_pipeline_tests.tickets import QUEUE, TENANT, breached_ids, change, make_ticket, make_tickets
 
@@ -118,7 +119,7 @@ def test_preview_of_one_tenant(support: Support, command: Command) -> None:
     assert [ticket["id"] for ticket in of_one["set_aside"]["tickets"]] == [of_other_tenant]
 
 
-def test_preview_where_the_set_aside_table_cannot_be_read(support: Support, command: Command) -> None:
+def test_preview_where_the_set_aside_table_cannot_be_read(support: Support, command: Command, owner_url: str) -> None:
     """A cycle would try all tickets then, so all are shown. The fault is named, and its remedy works."""
     bad = make_ticket(support, **_OVERDUE, queue_id=None)
     command("cycle")
@@ -130,7 +131,8 @@ def test_preview_where_the_set_aside_table_cannot_be_read(support: Support, comm
     assert stderr.count("\n") == 1
     assert "Which tickets are set aside is not known" in stderr
     assert json.loads(command("preview", "--json")[1])["set_aside"] is None
-    support.execute(stderr.split("`")[-2])
+    assert stderr.split("`")[-2] == "sla-pipeline migrate"
+    upgrade(owner_url)
     code, printed, stderr = command("preview", "--json")
     assert (code, stderr, json.loads(printed)["set_aside"]["count"]) == (0, "", 1)
 

@@ -65,12 +65,12 @@ def _carry_out(support: Support, remedy: str, url: str) -> None:
         (
             "sla_worker",
             "revoke all on support.ticket_sla_set_aside from sla_worker",
-            "grant select, insert, update, delete on support.ticket_sla_set_aside to sla_worker",
+            "sla-pipeline migrate",
         ),
         (
             "sla_worker",
             "revoke all on support.ticket_sla_cycles from sla_worker",
-            "grant select, insert, update on support.ticket_sla_cycles to sla_worker",
+            "sla-pipeline migrate",
         ),
         ("sla_worker", "delete from support.ticket_sla_relay", "sla-pipeline migrate"),
         ("sla_worker", "drop table support.ticket_sla_relay", "sla-pipeline migrate"),

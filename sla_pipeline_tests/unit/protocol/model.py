@@ -128,7 +128,8 @@ class Model:
     def successors(self, world: World) -> Moves:
         """Every move that is possible now."""
         if world.refusal:
-            return  # a later cycle that tries again is a publisher that forgot everything: the crash at the same place leads there
+            # A later cycle equals a publisher that has forgotten everything: the crash at the same place covers it.
+            return
         for index, me in enumerate(world.publishers):
             if self.shortened and (me.step == "locked" or (me.step == "rows_read" and me.batch)):
                 yield from self.steps_of(world, index)

@@ -1,8 +1,6 @@
-"""What ``sla-pipeline recover`` does, on the model's world: one more process that may run at any moment, beside
-publishers.
+"""Moves of ``sla-pipeline recover`` in the model: one more process that may run at any moment, beside publishers.
 
-What belongs here: its moves, as values; what it concludes is asked of ``sla_pipeline.recovery.diagnosis.compare`` itself.
-What does not: when the moves happen (``model.py``).
+Its conclusions come from ``sla_pipeline.recovery.diagnosis.compare`` itself; ``model.py`` decides when it moves.
 """
 
 import sys
