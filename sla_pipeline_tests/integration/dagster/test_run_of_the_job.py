@@ -208,9 +208,7 @@ def test_a_set_aside_table_that_cannot_be_read_is_no_passed_check(
     """
     good = make_ticket(support, **_FIRST_RESPONSE_OVERDUE)
     support.execute("revoke select on support.ticket_sla_set_aside from sla_worker")
-    with pytest.raises(
-        dg.Failure, match="permission denied for table ticket_sla_set_aside .* run `sla-pipeline migrate`"
-    ):
+    with pytest.raises(dg.Failure, match=r"denied for table ticket_sla_set_aside .* run `sla-pipeline migrate`"):
         job.execute_in_process(instance=ephemeral)
     assert breached_ids(support) == {good}
     assert ephemeral.get_latest_asset_check_evaluation_record(SET_ASIDE_CHECK) is None
