@@ -31,8 +31,8 @@ def tail(
 ) -> None:
     """Print breach events as they arrive, as a consumer sees them (read_committed). Leaves no trace on the topic.
 
-    A record that is no breach event of ours is shown in one line on standard error, so that whoever reads the events
-    line by line never meets it; how many there were is said at the end.
+    Any other record on the topic is shown in one line on standard error, so that a program that reads the events line
+    by line never receives it; their number is printed at the end.
     """
     from sla_pipeline.kafka.events import read_events  # noqa: PLC0415
     from sla_pipeline.kafka.foreign import event_or_fault, shown  # noqa: PLC0415

@@ -36,7 +36,7 @@ def migrate(
 
     owner_url = required_url(OWNER_URL)
     kafka = KafkaSettings.from_environment() if topics else None
-    upgrade(owner_url, with_tickets=with_tickets, say=out.print)
+    upgrade(owner_url, with_tickets=with_tickets, warn=out.print)
     out.print("database: migrated")
     if kafka is not None:
         from sla_pipeline.kafka.topics import create_topics  # noqa: PLC0415

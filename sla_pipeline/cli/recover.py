@@ -30,15 +30,15 @@ def recover(
     """
     from sla_pipeline.recovery.diagnosis import State  # noqa: PLC0415
 
-    found = _recovered(ask=not yes)
+    found = _recovered(confirm=not yes)
     if found.missing and found.state is not State.EVENTS_MISSING:
         out.print("repaired; now the missing events")
-        found = _recovered(ask=not yes)
+        found = _recovered(confirm=not yes)
     if found.state is not State.AGREED:
         out.print("repaired; the next cycle publishes what waits")
 
 
-def _recovered(*, ask: bool) -> "Diagnosis":
+def _recovered(*, confirm: bool) -> "Diagnosis":
     """Diagnose once, and repair; return the diagnosis.
 
     Raises ``typer.Exit`` where nothing can be decided, ``typer.Abort`` without confirmation.
@@ -59,7 +59,7 @@ def _recovered(*, ask: bool) -> "Diagnosis":
         return found
     if found.state is State.UNDECIDABLE:
         raise typer.Exit(EXIT_BROKEN)
-    if ask:
+    if confirm:
         typer.confirm(found.question, abort=True)
     # a session of its own: the one of the diagnosis may have been ended while a person was reading
     with (

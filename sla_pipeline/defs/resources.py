@@ -77,8 +77,7 @@ class KafkaResource:
 
 @dg.resource(
     config_schema={},
-    description="The support service's database, as SLA_POSTGRES_URL and SLA_SINGLE_RUNNER say when a run or a tick "
-    "uses it.",
+    description="The support service's database. A run or a tick reads SLA_POSTGRES_URL and SLA_SINGLE_RUNNER at use.",
 )
 def postgres() -> Iterator[PostgresResource]:
     """Yield one resource per run, closed at the run's end."""
@@ -88,7 +87,7 @@ def postgres() -> Iterator[PostgresResource]:
 
 @dg.resource(
     config_schema={},
-    description="The brokers and the topic of breach events, as the variables SLA_KAFKA_* say when a run uses them.",
+    description="The brokers and the topic of breach events. A run reads the variables SLA_KAFKA_* at use.",
 )
 def kafka() -> Iterator[KafkaResource]:
     """Yield one resource per run, closed at the run's end."""

@@ -43,14 +43,14 @@ _TABLES_BESIDE_RECORDS = ("ticket_sla_relay", "ticket_sla_cycles", "ticket_sla_s
 _RECORDS_LOST = (
     "table support.ticket_sla_breaches was lost and is made again, empty. Nothing is published until `sla-pipeline "
     "recover` has written the records back from their events; then `sla-pipeline verify` counts the marks whose event "
-    'was not yet out. docs/exactly-once.md, section "Tables of ours lost", says how those are marked again'
+    'was not yet out. docs/exactly-once.md, section "Tables of ours lost", explains how those are marked again'
 )
 
 
-def upgrade(owner_url: str, *, with_tickets: bool = False, say: Callable[[str], None] = lambda _: None) -> None:
+def upgrade(owner_url: str, *, with_tickets: bool = False, warn: Callable[[str], None] = lambda _: None) -> None:
     """Bring the database to the newest revision, and restore what it has lost of it.
 
-    ``say`` is called, before anything is changed, with what a person must do about a loss that this cannot repair.
+    ``warn`` is called, before anything is changed, with what a person must do about a loss that this cannot repair.
     ``with_tickets`` creates ``support.tickets`` too, which belongs to the support service: for demo and tests. Without
     it the table must exist. Raises ``PostgresSetupError`` (no table or not as needed, no right, another migration under
     way), ``PostgresBusy`` (somebody holds a table for long), ``PostgresUnavailable``, ``ConfigurationError``; after any
@@ -73,7 +73,7 @@ def upgrade(owner_url: str, *, with_tickets: bool = False, say: Callable[[str], 
         if not _exists(connection, "ticket_sla_breaches") and (
             _is_recorded(connection, "sla") or any(_exists(connection, table) for table in _TABLES_BESIDE_RECORDS)
         ):
-            say(_RECORDS_LOST)
+            warn(_RECORDS_LOST)
         connection.commit()
         alembic.command.upgrade(config, "sla_monitor@head")
         _restore(config, connection)

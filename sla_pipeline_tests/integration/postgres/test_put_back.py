@@ -72,7 +72,7 @@ def test_what_is_lost_is_put_back(
     support.execute(_LOSSES[lost].encode())
     database.close()
     reported: list[str] = []
-    upgrade(owner_url, say=reported.append)
+    upgrade(owner_url, warn=reported.append)
     records = (
         ["table support.ticket_sla_breaches was lost"] if lost in ("the records", "the version and the records") else []
     )
