@@ -6,8 +6,7 @@ from sla_pipeline.kafka.settings import KafkaSettings
 from sla_pipeline_tests.benchmarks.audit_memory import fill
 from sla_pipeline_tests.benchmarks.audit_process import measured
 
-# Limit of growth: 300 MB for a million, less 60 of Python and drivers, are 24 for 100,000. A million took 127 MB in
-# all, 48 of them before reading.
+# 300 MB for a million, less 60 of Python and drivers, are 24 for 100,000; a million took 127 MB, 48 before reading
 _GROWTH_LIMIT_MB_PER_100_000 = 24
 
 
