@@ -28,7 +28,7 @@ def at(seq: int) -> Progress:
     return Progress.without_events(seq, digest(seq) if seq else "", "run")
 
 
-def told(diagnosis: Diagnosis) -> tuple[State, int, int]:
+def outcome(diagnosis: Diagnosis) -> tuple[State, int, int]:
     return diagnosis.state, diagnosis.common_seq, diagnosis.position
 
 
@@ -37,7 +37,7 @@ _FIVE, _NINE = range(1, 6), range(1, 10)
 
 
 def test_all_agrees() -> None:
-    assert told(compare(topic(*_FIVE), rows(*_NINE), last_seq=9, published_seq=5, progress=at(5))) == (
+    assert outcome(compare(topic(*_FIVE), rows(*_NINE), last_seq=9, published_seq=5, progress=at(5))) == (
         State.AGREED,
         5,
         5,
@@ -45,7 +45,7 @@ def test_all_agrees() -> None:
 
 
 def test_a_copy_that_lags_is_no_fault() -> None:
-    assert told(compare(topic(*_FIVE), rows(*_NINE), last_seq=9, published_seq=3, progress=at(5))) == (
+    assert outcome(compare(topic(*_FIVE), rows(*_NINE), last_seq=9, published_seq=3, progress=at(5))) == (
         State.AGREED,
         5,
         5,
@@ -53,34 +53,36 @@ def test_a_copy_that_lags_is_no_fault() -> None:
 
 
 def test_a_new_installation_agrees() -> None:
-    assert told(compare(topic(), {}, last_seq=0, published_seq=0, progress=at(0))) == (State.AGREED, 0, 0)
+    assert outcome(compare(topic(), {}, last_seq=0, published_seq=0, progress=at(0))) == (State.AGREED, 0, 0)
 
 
 def test_a_lost_progress_record_is_found_again_on_the_topic() -> None:
     """Even where Postgres does not know the last of it."""
-    assert told(compare(topic(*_FIVE), rows(*_NINE), last_seq=9, published_seq=3, progress=None)) == (
+    assert outcome(compare(topic(*_FIVE), rows(*_NINE), last_seq=9, published_seq=3, progress=None)) == (
         State.PROGRESS_LOST,
         5,
         5,
     )
 
 
-def test_a_progress_record_made_anew_at_zero_is_a_lost_one() -> None:
-    assert told(compare(topic(*_FIVE), rows(*_NINE), last_seq=9, published_seq=5, progress=at(0))) == (
+def test_a_progress_record_re_created_at_zero_is_a_lost_one() -> None:
+    assert outcome(compare(topic(*_FIVE), rows(*_NINE), last_seq=9, published_seq=5, progress=at(0))) == (
         State.PROGRESS_LOST,
         5,
         5,
     )
 
 
-def test_where_the_topic_has_forgotten_the_copy_in_postgres_counts() -> None:
+def test_where_retention_has_removed_the_event_the_copy_in_postgres_counts() -> None:
     diagnosis = compare(topic(expired_below=ALL), rows(5, 6, 7), last_seq=7, published_seq=5, progress=None)
-    assert told(diagnosis) == (State.PROGRESS_LOST, 0, 5)
+    assert outcome(diagnosis) == (State.PROGRESS_LOST, 0, 5)
     assert any("rests on Postgres alone" in line for line in diagnosis.lines())
 
 
 def test_events_that_have_expired_do_not_undo_a_progress_record_that_postgres_confirms() -> None:
-    assert told(compare(topic(expired_below=ALL), rows(5, 6, 7, 8), last_seq=8, published_seq=5, progress=at(7))) == (
+    assert outcome(
+        compare(topic(expired_below=ALL), rows(5, 6, 7, 8), last_seq=8, published_seq=5, progress=at(7))
+    ) == (
         State.AGREED,
         0,
         7,
@@ -88,12 +90,12 @@ def test_events_that_have_expired_do_not_undo_a_progress_record_that_postgres_co
 
 
 def test_records_that_housekeeping_deleted_are_not_lost() -> None:
-    assert told(compare(topic(*_FIVE), rows(4, 5, 6), last_seq=6, published_seq=5, progress=at(5))) == (
+    assert outcome(compare(topic(*_FIVE), rows(4, 5, 6), last_seq=6, published_seq=5, progress=at(5))) == (
         State.AGREED,
         5,
         5,
     )
-    assert told(
+    assert outcome(
         compare(topic(*_FIVE, expired_below=ALL), rows(9, 10), last_seq=10, published_seq=9, progress=at(9))
     ) == (
         State.AGREED,
@@ -104,14 +106,14 @@ def test_records_that_housekeeping_deleted_are_not_lost() -> None:
 
 def test_a_database_behind_the_topic_gets_its_records_back() -> None:
     diagnosis = compare(topic(*_NINE), rows(*_FIVE), last_seq=5, published_seq=5, progress=at(9))
-    assert told(diagnosis) == (State.DATABASE_REWOUND, 5, 9)
+    assert outcome(diagnosis) == (State.DATABASE_REWOUND, 5, 9)
     assert diagnosis.lost_count == 4
     assert any("write 4 records back from their events (sequences 6 to 9)" in line for line in diagnosis.lines())
 
 
 def test_a_database_that_went_on_after_a_restore_shares_only_what_came_before() -> None:
     went_on = rows(*_FIVE) | rows(*range(6, 13), timeline="b")
-    assert told(compare(topic(*_NINE), went_on, last_seq=12, published_seq=5, progress=at(9))) == (
+    assert outcome(compare(topic(*_NINE), went_on, last_seq=12, published_seq=5, progress=at(9))) == (
         State.DATABASE_REWOUND,
         5,
         9,
@@ -119,13 +121,13 @@ def test_a_database_that_went_on_after_a_restore_shares_only_what_came_before() 
 
 
 def test_an_empty_database_gets_all_back_when_the_topic_goes_back_to_the_first_event() -> None:
-    assert told(compare(topic(*_NINE), {}, last_seq=0, published_seq=0, progress=at(9))) == (
+    assert outcome(compare(topic(*_NINE), {}, last_seq=0, published_seq=0, progress=at(9))) == (
         State.DATABASE_REWOUND,
         0,
         9,
     )
     other = rows(*range(1, 4), timeline="b")
-    assert told(compare(topic(*_NINE), other, last_seq=3, published_seq=0, progress=None)) == (
+    assert outcome(compare(topic(*_NINE), other, last_seq=3, published_seq=0, progress=None)) == (
         State.DATABASE_REWOUND,
         0,
         9,
@@ -144,7 +146,9 @@ def test_new_records_under_old_sequences_are_not_taken_for_published_when_those_
 
 
 def test_a_database_restored_to_just_before_the_oldest_event() -> None:
-    assert told(compare(topic(6, 7, 8, 9, expired_below=6), rows(), last_seq=5, published_seq=5, progress=at(9))) == (
+    assert outcome(
+        compare(topic(6, 7, 8, 9, expired_below=6), rows(), last_seq=5, published_seq=5, progress=at(9))
+    ) == (
         State.DATABASE_REWOUND,
         5,
         9,
@@ -197,7 +201,7 @@ def test_a_database_restored_to_just_before_the_oldest_event() -> None:
         ),
     ],
 )
-def test_what_cannot_be_told_is_not_guessed(found: Diagnosis, reason: str) -> None:
+def test_what_cannot_be_determined_is_not_guessed(found: Diagnosis, reason: str) -> None:
     assert found.state is State.UNDECIDABLE
     assert reason in "; ".join(found.reasons)
     assert found.lines()[-1] == "repair: not possible; a person must decide by hand"
@@ -206,18 +210,18 @@ def test_what_cannot_be_told_is_not_guessed(found: Diagnosis, reason: str) -> No
 # --- missing events
 
 
-def test_a_topic_made_anew_lacks_what_was_published_before() -> None:
+def test_a_re_created_topic_lacks_what_was_published_before() -> None:
     """All of it, or all but what was published since; in both cases the positions agree."""
     diagnosis = compare(topic(), rows(*_NINE), last_seq=9, published_seq=5, progress=at(5))
-    assert told(diagnosis) == (State.EVENTS_MISSING, 0, 5)
+    assert outcome(diagnosis) == (State.EVENTS_MISSING, 0, 5)
     assert (diagnosis.missing, diagnosis.missing_count) == ((range(1, 6),), 5)
     diagnosis = compare(topic(6, 7), rows(*_NINE), last_seq=9, published_seq=7, progress=at(7))
-    assert (told(diagnosis), diagnosis.missing) == ((State.EVENTS_MISSING, 7, 7), (range(1, 6),))
+    assert (outcome(diagnosis), diagnosis.missing) == ((State.EVENTS_MISSING, 7, 7), (range(1, 6),))
 
 
 def test_what_postgres_does_not_know_to_be_published_is_missing_too_when_the_progress_record_shows_it() -> None:
     diagnosis = compare(topic(), rows(*_NINE), last_seq=9, published_seq=0, progress=at(5))
-    assert (told(diagnosis), diagnosis.missing) == ((State.EVENTS_MISSING, 0, 5), (range(1, 6),))
+    assert (outcome(diagnosis), diagnosis.missing) == ((State.EVENTS_MISSING, 0, 5), (range(1, 6),))
 
 
 def test_holes_in_the_middle_are_missing_each() -> None:
@@ -249,11 +253,11 @@ def test_waiting_records_are_not_missing() -> None:
 def test_another_repair_comes_before_the_missing_events() -> None:
     """Both are found at once; the position must be settled before anything is published again."""
     lost = compare(topic(4, 5), rows(*_FIVE), last_seq=5, published_seq=5, progress=None)
-    assert (told(lost), lost.missing) == ((State.PROGRESS_LOST, 5, 5), (range(1, 4),))
+    assert (outcome(lost), lost.missing) == ((State.PROGRESS_LOST, 5, 5), (range(1, 4),))
     went_on = rows(*_FIVE) | rows(6, 7, 8, timeline="b")
     rewound = compare(topic(*range(4, 10)), went_on, last_seq=8, published_seq=5, progress=at(9))
     # 6 to 9 come back from their events, so of the rows only 1 to 3 have none
-    assert (told(rewound), rewound.missing) == ((State.DATABASE_REWOUND, 5, 9), (range(1, 4),))
+    assert (outcome(rewound), rewound.missing) == ((State.DATABASE_REWOUND, 5, 9), (range(1, 4),))
     assert any("the repair below comes first" in line for line in rewound.lines())
 
 
@@ -263,7 +267,7 @@ def test_a_record_whose_ticket_has_another_event_is_not_published_again() -> Non
     assert diagnosis.reasons == ("record 2 has no event, but its ticket has one, under sequence 3",)
 
 
-def test_the_confirmation_says_what_is_not_proven() -> None:
+def test_the_confirmation_states_what_is_not_proven() -> None:
     diagnosis = compare(topic(), rows(*_FIVE), last_seq=5, published_seq=5, progress=at(5))
     assert any("not that nobody has read them" in line for line in diagnosis.lines())
     assert diagnosis.question == "Publish 5 events again now?"

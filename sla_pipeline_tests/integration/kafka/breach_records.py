@@ -1,8 +1,4 @@
-"""Breach records as the marking leaves them, and the proof that each was published once, in order.
-
-What belongs here: what several tests of the relay need to set a scene and to judge it. What does not: fixtures
-(``conftest.py``).
-"""
+"""Breach records as marking writes them, and the check that each was published once, in order."""
 
 import os
 import uuid
@@ -33,8 +29,9 @@ class BreachRecords:
         padding_bytes: int = 0,
         ticket_ids: Sequence[str] | None = None,
     ) -> list[int]:
-        """Writes ``count`` records as one batch of the marking does; returns their sequences. Padding makes each
-        payload larger.
+        """Write ``count`` records as one batch of marking does; return their sequences.
+
+        Padding makes each payload larger.
         """
         ids = ticket_ids or [str(uuid.uuid4()) for _ in range(count)]
         with psycopg.connect(self._url) as connection:
@@ -78,9 +75,7 @@ class BreachRecords:
         return row[0], row[1]
 
     def rewind(self, seq: int) -> None:
-        """Puts the database back to when record ``seq`` was the last one and was published, as a restored backup
-        does.
-        """
+        """Restore the database to the moment when record ``seq`` was the last one, and published, as a backup does."""
         self.query("delete from support.ticket_sla_breaches where seq > %s returning seq", seq)
         self.query(
             "update support.ticket_sla_relay set last_seq = %s, published_seq = least(published_seq, %s) where id = "
@@ -90,11 +85,11 @@ class BreachRecords:
         )
 
     def end_session_of(self, pid: int) -> None:
-        """Cuts a session off, as the server does with a client that went silent."""
+        """End a session, as the server does with an idle client."""
         self.query("select pg_terminate_backend(%s)", pid)
 
     def relay_sessions(self) -> list[int]:
-        """The process ids of the relay's sessions on this database."""
+        """Return the process ids of the relay's sessions on this database."""
         rows = self.query(
             "select pid from pg_stat_activity where datname = current_database() and application_name = "
             "'ticket-sla-monitor relay'"
@@ -102,12 +97,12 @@ class BreachRecords:
         return [row[0] for row in rows]
 
     def query(self, statement: str, *values: object) -> list[tuple[int, ...]]:
-        """Runs one statement and returns its rows."""
+        """Run one statement and return its rows."""
         with psycopg.connect(self._url, autocommit=True) as connection:
             return connection.execute(statement.encode(), values).fetchall()
 
     def expected(self) -> list[tuple[int, str, str]]:
-        """What must be on the topic: sequence, ticket, payload."""
+        """Return the expected events: sequence, ticket, payload."""
         with psycopg.connect(self._url) as connection:
             rows = connection.execute(
                 "select seq, ticket_id::text, payload from support.ticket_sla_breaches order by seq"
@@ -115,9 +110,7 @@ class BreachRecords:
         return [(seq, ticket_id, payload) for seq, ticket_id, payload in rows]
 
     def assert_each_published_once_in_order(self, settings: KafkaSettings) -> list[ReceivedEvent]:
-        """Compares the topic, as a consumer sees it, with the records; returns the events in the order of their
-        sequence.
-        """
+        """Compare the topic, as a consumer reads it, with the records; return the events by sequence."""
         events = list(read_events(settings))
         for partition in {event.partition for event in events}:
             sequences = [sequence_of(event) for event in events if event.partition == partition]
@@ -128,5 +121,5 @@ class BreachRecords:
 
 
 def sequence_of(event: ReceivedEvent) -> int:
-    """The event's place in the outbox."""
+    """Return the event's sequence."""
     return int(event.headers["outbox-seq"])

@@ -1,8 +1,7 @@
-"""A process in which producers are fenced while their records are on their way to the broker, and are let go then.
+"""Process whose producers are fenced while their records are in flight, and dropped then.
 
-What belongs here: the process and how a test runs it. What does not: what must be true of it. It prints the name of the
-error that each producer's delivery ended with. It is a process of its own because the fault that it looks for ends the
-process.
+It prints the name of the error that each producer's delivery ended with. It is a process of its own because the fault
+under test ends the process.
 """
 
 import json
@@ -16,12 +15,12 @@ from sla_pipeline.kafka.clients import TransactionalProducer
 from sla_pipeline.kafka.settings import KafkaSettings
 
 _TIMEOUT_SECONDS = 20.0
-# one batch to a partition, and several: their answers come one after another
+# One batch per partition, and several, whose replies arrive one after another.
 _RECORD_COUNTS = (1, 30, 120, 400)
 
 
 def run_fenced_producers(settings: KafkaSettings, *, rounds: int) -> "subprocess.CompletedProcess[str]":
-    """Runs ``rounds`` producers, one after another, in one process."""
+    """Run ``rounds`` producers, one after another, in one process."""
     command = [sys.executable, "-m", __name__, json.dumps({"kafka": asdict(settings), "rounds": rounds})]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
 
@@ -47,7 +46,7 @@ def _fenced_delivery(settings: KafkaSettings, record_count: int) -> str:
 
 def main(argument: str) -> None:
     request = json.loads(argument)
-    # the records stay in the client until they are waited for: when the successor comes, none is sent
+    # The records stay in the client until `deliver`: none is sent before the successor's fence.
     settings = KafkaSettings(**{**request["kafka"], "client_config": {"linger.ms": "5000"}})
     for number in range(request["rounds"]):
         sys.stdout.write(f"{_fenced_delivery(settings, _RECORD_COUNTS[number % len(_RECORD_COUNTS)])}\n")

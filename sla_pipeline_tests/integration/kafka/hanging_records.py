@@ -1,8 +1,7 @@
-"""Records that no client library would write: of a transaction that the coordinator knows nothing of, or with names
-that are not UTF-8.
+"""Write records that no client library writes, by requests of Kafka's protocol.
 
-What belongs here: the few requests of Kafka's protocol that write them. For a transaction the broker must be told not
-to verify (``UNVERIFIED``). What does not: what a publisher makes of them.
+They belong to a transaction that is unknown to the coordinator (the broker must not verify transactions:
+``UNVERIFIED``), or have header names that are not UTF-8.
 """
 
 import socket
@@ -28,9 +27,7 @@ _CONCURRENT_TRANSACTIONS = 51
 def leave_hanging(
     settings: KafkaSettings, events: dict[int, Sequence[BreachRecord]], progress: Progress | None
 ) -> None:
-    """Writes ``events`` by partition and a progress record, as the publisher would, in a transaction that nobody will
-    end.
-    """
+    """Write ``events`` by partition and a progress record, as the publisher would, in a transaction without an end."""
     host, _, port = settings.bootstrap_servers.partition(":")
     with socket.create_connection((host, int(port)), timeout=10) as connection:
         transactional_id = _text(settings.transactional_id)
@@ -52,7 +49,7 @@ def leave_hanging(
 
 
 def write_with_headers(settings: KafkaSettings, partition: int, headers: Sequence[tuple[bytes, bytes]]) -> None:
-    """Writes one plain record to the event topic, with headers whose names may be any bytes."""
+    """Write one plain record to the event topic, with headers whose names may be any bytes."""
     host, _, port = settings.bootstrap_servers.partition(":")
     with socket.create_connection((host, int(port)), timeout=10) as connection:
         batch = _batch(-1, -1, [_record(0, b"key", b"value", headers)], attributes=0)
@@ -69,7 +66,7 @@ def _produce(connection: socket.socket, transactional_id: bytes, topic: str, par
 
 
 def _init_producer_id(connection: socket.socket, transactional_id: bytes) -> tuple[int, int]:
-    """Asked again while the markers of the transaction before are still being written, as every client does."""
+    """Request a producer id; retry, as every client does, while markers of the last transaction are being written."""
     end = time.monotonic() + 10
     while True:
         answer = _call(connection, _INIT_PRODUCER_ID, 1, transactional_id + struct.pack(">i", 30_000))
@@ -125,7 +122,7 @@ def _record(index: int, key: bytes, value: bytes, headers: Sequence[tuple[bytes,
 
 
 def _batch(producer_id: int, epoch: int, records: Sequence[bytes], *, attributes: int) -> bytes:
-    """Format 2, uncompressed: offset, length, leader epoch, magic, checksum, and what it covers."""
+    """Return a batch in format 2, uncompressed: offset, length, leader epoch, magic, checksum, records."""
     sequence = 0 if producer_id >= 0 else -1
     covered = struct.pack(
         ">hiqqqhii", attributes, len(records) - 1, 0, 0, producer_id, epoch, sequence, len(records)
@@ -134,7 +131,7 @@ def _batch(producer_id: int, epoch: int, records: Sequence[bytes], *, attributes
 
 
 def _varint(value: int) -> bytes:
-    """Zigzag, for what is not negative."""
+    """Return a zigzag varint of a number that is not negative."""
     value *= 2
     encoded = b""
     while value > 0x7F:

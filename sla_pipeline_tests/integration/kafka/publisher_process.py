@@ -1,7 +1,6 @@
-"""A publisher in a process of its own that a signal meets at a chosen step.
+"""Publisher in a process of its own that receives a signal at a chosen step.
 
-What belongs here: the process and how a test starts it. What does not: what must be true afterwards. It prints one
-line, ``published N`` or the error that publishing ended with.
+It prints one line, ``published N`` or the error that publishing ended with.
 """
 
 import json
@@ -26,19 +25,19 @@ _RUN_ID = "run-of-the-other-process"
 def start_publisher(
     settings: KafkaSettings, postgres_url: str, *, at: str, signal_name: str
 ) -> "subprocess.Popen[str]":
-    """Starts a publisher that sends itself ``signal_name`` at the end of step ``at``."""
+    """Start a publisher that sends itself ``signal_name`` at the end of step ``at``."""
     request = {"kafka": asdict(settings), "postgres_url": postgres_url, "at": at, "signal": signal_name}
     return subprocess.Popen([sys.executable, "-m", __name__, json.dumps(request)], stdout=subprocess.PIPE, text=True)
 
 
 def run_until_killed(settings: KafkaSettings, postgres_url: str, *, at: str) -> None:
-    """Runs a publisher that dies by SIGKILL at the end of step ``at``."""
+    """Run a publisher that dies by SIGKILL at the end of step ``at``."""
     with start_publisher(settings, postgres_url, at=at, signal_name="SIGKILL") as process:
         assert process.wait(timeout=60) == -signal.SIGKILL
 
 
 def wait_until_stopped(process: "subprocess.Popen[str]") -> None:
-    """Waits until SIGSTOP has met the process."""
+    """Wait until SIGSTOP has stopped the process."""
     wait_until(lambda: psutil.Process(process.pid).status() == psutil.STATUS_STOPPED, what="the publisher to stop")
 
 

@@ -1,7 +1,4 @@
-"""A TCP proxy on 127.0.0.1 between the clients and a broker: it carries so many bytes a second, or answers late.
-
-What belongs here: the link, and a broker that is reached through one. What does not: what a publisher makes of it.
-"""
+"""TCP proxy on 127.0.0.1 between the clients and a broker, with limited bytes per second or delayed replies."""
 
 import contextlib
 import socket
@@ -17,8 +14,7 @@ from sla_pipeline_tests.conftest import BrokerFactory
 __all__ = ["SlowLink", "broker_behind"]
 
 _CHUNK_BYTES = 4_096
-# small, for what the proxy has taken from a client counts as sent there; smaller than a segment of the loopback device
-# would stall it
+# Small, because the client counts bytes in the proxy as sent; below a segment of the loopback device it would stall.
 _BUFFER_BYTES = 65_536
 
 
@@ -40,8 +36,9 @@ class _Rate:
 
 
 class SlowLink:
-    """The proxy. ``port`` is where clients connect; ``target_port`` is the broker's, which may be set later; both
-    directions are alike.
+    """The proxy, with equal limits in both directions.
+
+    Clients connect to ``port``; ``target_port`` is the broker's, which may be set later.
     """
 
     def __init__(self) -> None:
@@ -58,7 +55,7 @@ class SlowLink:
 
     @property
     def bytes_per_second(self) -> float:
-        """What each direction carries; 0 is no limit."""
+        """Bytes per second of each direction; 0 is no limit."""
         return self._there.bytes_per_second
 
     @bytes_per_second.setter
@@ -66,7 +63,7 @@ class SlowLink:
         self._there.bytes_per_second = self._back.bytes_per_second = value
 
     def close(self) -> None:
-        """Ends the proxy and all its connections."""
+        """End the proxy and all its connections."""
         for end in (self._listener, *tuple(self._open)):
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
@@ -108,7 +105,7 @@ class SlowLink:
 
 @contextlib.contextmanager
 def broker_behind(own_broker: BrokerFactory) -> Iterator[tuple[SlowLink, KafkaSettings]]:
-    """A broker that is reached through a link only, with both topics created; the link has no limit yet."""
+    """Yield a broker that is reachable through the link only, with both topics created and no limit yet."""
     link = SlowLink()
     try:
         broker: EmbeddedKafka = own_broker({"advertised.listeners": f"PLAINTEXT://127.0.0.1:{link.port}"})

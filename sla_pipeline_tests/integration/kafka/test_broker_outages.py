@@ -1,6 +1,4 @@
-"""A broker that is down, dies or pauses while publishing: nothing lost, nothing doubled, and an end in bounded
-time.
-"""
+"""A broker that is down, dies or pauses while publishing: nothing lost, nothing doubled, an end in bounded time."""
 
 import sys
 import threading
@@ -113,7 +111,7 @@ def test_a_broker_that_pauses_at_any_step_ends_the_attempt_in_time_and_the_next_
 def test_kafka_down_for_ten_minutes(
     broker: EmbeddedKafka, settings: KafkaSettings, records: BreachRecords, outbox_factory: OutboxFactory
 ) -> None:
-    """Several cycles of one process, each with new records, while the broker is away."""
+    """Several cycles of one process, each with new records, while the broker is down."""
     with Relay(settings) as relay:
         records.add(10)
         with outbox_factory() as outbox:

@@ -1,4 +1,4 @@
-"""How events are compressed on the broker: by default so that every client can read them."""
+"""Compression of events on the broker: by default none, so that every client can read them."""
 
 from pathlib import Path
 

@@ -43,17 +43,17 @@ def test_reads_what_was_there_at_the_start_and_ends(
 ) -> None:
     records.add(1200)
     publish(kafka_settings, transaction_limit=500)
-    told: list[tuple[int, int]] = []
-    events = list(read_events(kafka_settings, on_progress=lambda read, total: told.append((read, total))))
+    reported: list[tuple[int, int]] = []
+    events = list(read_events(kafka_settings, on_progress=lambda read, total: reported.append((read, total))))
     assert sorted(map(sequence_of, events)) == list(range(1, 1201))
-    assert told[-1][0] == 1200
-    assert 1200 < told[-1][1] <= 1200 + 3 * 3
+    assert reported[-1][0] == 1200
+    assert 1200 < reported[-1][1] <= 1200 + 3 * 3
     assert all(event.timestamp_ms > 0 for event in events)
 
 
 @pytest.fixture
 def once_the_ends_are_known(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], None]:
-    """Lets something happen between the look at the ends of the partitions and the first fetch, which then holds its
+    """Run an action between the look-up of the partitions' ends and the first fetch, which then holds its
     result.
     """
 
@@ -85,7 +85,7 @@ def test_what_is_written_while_it_reads_is_not_read(
         records.add(10)
         publish(kafka_settings)
     if at_the_end == "aborted records":
-        # aborted by the fence of the next publisher, which is after the look at the ends
+        # aborted by the fence of the next publisher, after the look-up of the ends
         leave_open(kafka_settings, 9).drop()
 
     def go_on() -> None:
@@ -105,7 +105,7 @@ def test_an_empty_topic_ends_at_once(kafka_settings: KafkaSettings) -> None:
     assert list(read_events(kafka_settings, start="end")) == []
 
 
-def test_a_missing_topic_is_told(kafka_bootstrap: str) -> None:
+def test_a_missing_topic_is_reported(kafka_bootstrap: str) -> None:
     with pytest.raises(KafkaSetupError, match="topic no-such-topic does not exist"):
         next(read_events(KafkaSettings(kafka_bootstrap, "no-such-topic")))
 
@@ -162,7 +162,7 @@ def test_aborted_events_are_never_seen_and_the_position_is_found_behind_hundreds
     records.assert_each_published_once_in_order(kafka_settings)
 
 
-def test_without_a_fence_the_position_is_told_beside_an_open_transaction(
+def test_without_a_fence_the_position_is_readable_beside_an_open_transaction(
     kafka_settings: KafkaSettings, records: BreachRecords, publish: Publish
 ) -> None:
     records.add(5)

@@ -1,4 +1,4 @@
-"""Postgres and Kafka contradict each other: publishing stops with both numbers and the way out, and nothing is sent."""
+"""Postgres and Kafka contradict each other: publishing stops with both numbers and the remedy, and sends nothing."""
 
 import pytest
 
@@ -15,7 +15,7 @@ _THE_WAY_OUT = r'docs/exactly-once\.md, section "Recovery", .*`sla-pipeline reco
 
 
 def assert_refused(settings: KafkaSettings, publish: Publish, reason: str) -> None:
-    """Publishing raises ``FailClosed`` with ``reason`` and the way out, twice, and the event topic stays as it is."""
+    """Publishing raises ``FailClosed`` with ``reason`` and the remedy, twice, and the event topic stays as it is."""
     before = written_offsets(settings, settings.topic)
     for _ in range(2):
         with pytest.raises(FailClosed, match=f"{reason}.*Nothing is published.*{_THE_WAY_OUT}"):
@@ -33,14 +33,14 @@ def published_twenty(kafka_settings: KafkaSettings, records: BreachRecords, publ
 
 
 def test_progress_topic_lost(published_twenty: KafkaSettings, publish: Publish) -> None:
-    """Deleted, and made anew by hand: an empty topic is not a new one."""
+    """Deleted, and re-created by hand: an empty topic is not a new one."""
     settings = published_twenty
     delete_topic(settings, settings.progress_topic)
     create_topic(settings, settings.progress_topic, config={"cleanup.policy": "compact"})
     assert_refused(settings, publish, f"topic {settings.progress_topic} holds no progress record")
 
 
-def test_a_lost_progress_topic_is_not_made_anew_beside_events(
+def test_a_lost_progress_topic_is_not_re_created_beside_events(
     published_twenty: KafkaSettings, publish: Publish
 ) -> None:
     settings = published_twenty
@@ -52,7 +52,7 @@ def test_a_lost_progress_topic_is_not_made_anew_beside_events(
     assert_refused(settings, publish, "holds no progress record")
 
 
-def test_both_topics_lost_and_made_anew(published_twenty: KafkaSettings, publish: Publish) -> None:
+def test_both_topics_lost_and_re_created(published_twenty: KafkaSettings, publish: Publish) -> None:
     settings = published_twenty
     delete_topic(settings, settings.progress_topic)
     delete_topic(settings, settings.topic)

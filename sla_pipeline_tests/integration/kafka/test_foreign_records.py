@@ -1,6 +1,4 @@
-"""Records of somebody else on the event topic: shown and counted by every tool, fatal to none, and no obstacle to the
-publisher.
-"""
+"""Records of another program on the event topic: every tool shows and counts them, none fails, publishing goes on."""
 
 import json
 import os
@@ -100,7 +98,7 @@ def test_tail_for_programs_prints_events_only_byte_for_byte(
     assert sorted(lines) == sorted(payload.encode() for _, _, payload in records.expected())
 
 
-def test_tail_quotes_what_an_event_says(kafka_settings: KafkaSettings, records: BreachRecords) -> None:
+def test_tail_quotes_the_values_of_an_event(kafka_settings: KafkaSettings, records: BreachRecords) -> None:
     """A number may hold anything; white space of JSON may hold line breaks."""
     records.add(1, ticket_ids=[_TICKET])
     fields = json.loads(records.expected()[0][2])
@@ -195,7 +193,7 @@ def test_recover_names_an_event_that_cannot_be_read_and_goes_on_when_it_is_gone(
     records: BreachRecords,
     publish: Publish,
 ) -> None:
-    """It may be an event of ours that was damaged: then nothing can be decided; unless the event is there whole."""
+    """It may be a damaged event: then nothing can be decided, unless the intact event is on the topic too."""
     damaged = (key, value, [("outbox-seq", b"6"), ("correlation-id", run)])
     records.add(5)
     publish(kafka_settings)
@@ -235,13 +233,13 @@ def test_the_remedy_for_an_event_that_cannot_be_read(
 def test_recover_goes_on_behind_a_foreign_record_on_the_progress_topic(
     copy_lags: bool, kafka_settings: KafkaSettings, records: BreachRecords, publish: Publish
 ) -> None:
-    """The publisher stops at it and names `recover`, which writes a record of ours behind it; the position is that of
+    """The publisher stops at it and names `recover`, which writes a progress record behind it; the position is that of
     the record before.
     """
     records.add(5)
     publish(kafka_settings)
     if copy_lags:
-        # of the events only our progress record tells any more
+        # only the progress record proves these events now
         expire(kafka_settings, dict.fromkeys(range(3), -1))
         records.query("update support.ticket_sla_relay set published_seq = 3 where id = 1 returning id")
     producer = Producer({"bootstrap.servers": kafka_settings.bootstrap_servers})

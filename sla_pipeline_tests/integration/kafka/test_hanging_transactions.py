@@ -1,6 +1,4 @@
-"""Transactions that the broker never ends (KAFKA-20734): nobody waits for them for ever, nothing of them is doubled or
-lost.
-"""
+"""Transactions that the broker never ends (KAFKA-20734): publishing goes on, and nothing is doubled or lost."""
 
 import os
 import signal
@@ -63,7 +61,7 @@ def test_an_event_that_the_visible_position_covers_is_not_aborted(
 ) -> None:
     records.add(5)
     publish(settings)
-    # somebody else's record among the visible ones is looked at too
+    # another program's record is among the visible ones
     write_with_headers(settings, 1, [(b"\xff", b"1"), (b"outbox-seq", b"9" * 5_000)])
     records.add(1)
     leave_hanging(settings, {1: rows(outbox_factory, 4, 1)}, None)
@@ -95,7 +93,7 @@ def test_a_position_that_hangs_below_visible_events_is_not_aborted(
 
 
 @pytest.mark.parametrize(
-    ("progress_seq", "hanging_seqs", "visible_seqs", "said"),
+    ("progress_seq", "hanging_seqs", "visible_seqs", "message"),
     [
         (5, [6, 8], [3, 5, 0], ""),
         (5, [], [5], ""),
@@ -106,11 +104,11 @@ def test_a_position_that_hangs_below_visible_events_is_not_aborted(
     ],
 )
 def test_position_and_events_must_be_on_the_same_side(
-    progress_seq: int, hanging_seqs: list[int], visible_seqs: list[int], said: str
+    progress_seq: int, hanging_seqs: list[int], visible_seqs: list[int], message: str
 ) -> None:
     found = visible_part(progress_seq, hanging_seqs, visible_seqs)
-    assert said in found
-    assert bool(said) == bool(found)
+    assert message in found
+    assert bool(message) == bool(found)
 
 
 def test_a_broker_killed_between_the_answer_and_the_end_markers(

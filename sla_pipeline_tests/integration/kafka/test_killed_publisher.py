@@ -78,7 +78,7 @@ def test_killed_after_commit_with_nothing_new_since_only_postgres_catches_up(
 def test_zombie_publisher(
     *, at: str, ends_with: str, kafka_settings: KafkaSettings, records: BreachRecords, publish: Publish, worker_url: str
 ) -> None:
-    """Its session is cut, as the server does with a client that went silent; a second publisher finishes; then the
+    """Its session is cut, as the server does with an idle client; a second publisher finishes; then the
     first goes on.
     """
     records.add(30)
@@ -89,10 +89,10 @@ def test_zombie_publisher(
         publish(kafka_settings)
         records.assert_each_published_once_in_order(kafka_settings)
         zombie.send_signal(signal.SIGCONT)
-        said, _ = zombie.communicate(timeout=60)
-    assert said.startswith(f"{ends_with}: ")
+        output, _ = zombie.communicate(timeout=60)
+    assert output.startswith(f"{ends_with}: ")
     if ends_with == "PublisherFenced":
-        assert f"another publisher has taken over {kafka_settings.transactional_id}" in said
+        assert f"another publisher has taken over {kafka_settings.transactional_id}" in output
     records.assert_each_published_once_in_order(kafka_settings)
     assert records.positions() == (30, 30)
     records.add(4)

@@ -1,6 +1,4 @@
-"""A table of ours is dropped: `migrate` makes it again, `recover` writes its records back, and no ticket gets a second
-event.
-"""
+"""A dropped table: `migrate` re-creates it, `recover` writes its records back, and no event is doubled."""
 
 import json
 import re
@@ -163,7 +161,7 @@ def test_records_lost_before_anything_was_published_leave_marks_without_a_record
     assert _faults() == {}
 
 
-def test_where_the_topic_has_forgotten_its_beginning_a_statement_tells_recovery_where_to_start(
+def test_where_the_topic_has_lost_its_beginning_a_statement_sets_where_recovery_starts(
     support: Support, cycle: Cycle, published: list[str], kafka_settings: KafkaSettings
 ) -> None:
     """Records whose events have expired are nowhere any more; those that are still there are written back."""

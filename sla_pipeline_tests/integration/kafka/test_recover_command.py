@@ -1,4 +1,4 @@
-"""``sla-pipeline recover``: says what it would do, does it on confirmation only."""
+"""``sla-pipeline recover``: prints the repair, and carries it out on confirmation only."""
 
 import json
 
@@ -63,7 +63,7 @@ def test_it_repairs_on_confirmation_only(
 def test_it_publishes_missing_events_again_on_confirmation_only(
     kafka_settings: KafkaSettings, records: BreachRecords, publish: Publish
 ) -> None:
-    """The event topic is made anew between produce and commit: `verify` and `recover` count the same."""
+    """The event topic is re-created between produce and commit: `verify` and `recover` count the same."""
     records.add(20)
     publish(kafka_settings, on_step=lambda name: recreate_event_topic(kafka_settings) if name == "flushed" else None)
     assert faults() == {"record_without_event": 20, "record_ticket_without_event": 20}

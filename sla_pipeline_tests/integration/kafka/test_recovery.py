@@ -1,4 +1,4 @@
-"""From each state in which publishing stops back to one in which it goes on: nothing twice, nothing left out."""
+"""Recovery from each state in which publishing stops: no event is doubled, none is left out."""
 
 import pytest
 
@@ -19,7 +19,7 @@ from sla_pipeline_tests.integration.kafka.topic_administration import create_top
 
 
 def lose_progress(settings: KafkaSettings) -> None:
-    """Deletes the progress topic and makes an empty one by hand."""
+    """Delete the progress topic and create an empty one by hand."""
     delete_topic(settings, settings.progress_topic)
     create_topic(settings, settings.progress_topic, config={"cleanup.policy": "compact"})
 
@@ -66,7 +66,7 @@ def test_a_lost_progress_topic(
     records.assert_each_published_once_in_order(kafka_settings)
 
 
-def test_both_topics_lost_leave_postgres_as_the_witness(
+def test_both_topics_lost_leave_the_position_in_postgres(
     kafka_settings: KafkaSettings, records: BreachRecords, publish: Publish, outbox: RepairableOutbox
 ) -> None:
     """The position first; whether the events are published again is a decision of its own."""
@@ -224,7 +224,7 @@ def test_events_that_expire_between_the_two_readings_of_a_repair_change_nothing(
 
 
 @pytest.mark.parametrize(
-    ("sequences", "told"),
+    ("sequences", "reason"),
     [
         ([13, 14, 16, 17], "sequence 15 is missing"),
         ([14, 15, 16, 17], "sequence 13 is missing"),
@@ -236,7 +236,7 @@ def test_events_that_expire_between_the_two_readings_of_a_repair_change_nothing(
 )
 def test_postgres_takes_back_a_whole_run_of_sequences_only(
     sequences: list[int],
-    told: str,
+    reason: str,
     kafka_settings: KafkaSettings,
     records: BreachRecords,
     outbox: RepairableOutbox,
@@ -246,7 +246,7 @@ def test_postgres_takes_back_a_whole_run_of_sequences_only(
     records.rewind(12)
     records.add(2, run_id="after-restore")
     before, positions = records.expected(), records.positions()
-    with pytest.raises(FailClosed, match=told):
+    with pytest.raises(FailClosed, match=reason):
         outbox.write_back([lost[seq] for seq in sequences], common_seq=12, last_seq=17)
     assert (records.expected(), records.positions()) == (before, positions)
     # a later attempt of the same session finds no remains of it

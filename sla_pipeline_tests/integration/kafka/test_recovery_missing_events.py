@@ -1,6 +1,4 @@
-"""Events that are gone from the topic though both sides count them as published: found as the auditor finds them,
-published again once.
-"""
+"""Events missing from the topic though both sides count them as published: found by the auditor's rule, sent once."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -33,7 +31,7 @@ from sla_pipeline_tests.integration.kafka.topic_administration import expire, re
 
 @pytest.fixture
 def audit(owner_url: str, kafka_settings: KafkaSettings) -> Callable[[], AuditReport]:
-    """What `sla-pipeline verify` finds."""
+    """Result of `sla-pipeline verify`."""
     return lambda: verify(PostgresSettings(owner_url), kafka_settings, now_utc=datetime.now(UTC))
 
 
@@ -64,7 +62,7 @@ def progress_of(settings: KafkaSettings) -> Progress | None:
 
 
 @pytest.mark.parametrize("step", ["produced", "flushed"])
-def test_the_event_topic_made_anew_between_produce_and_commit(
+def test_the_event_topic_re_created_between_produce_and_commit(
     *,
     step: str,
     kafka_settings: KafkaSettings,
@@ -102,7 +100,7 @@ def test_the_event_topic_made_anew_between_produce_and_commit(
     records.assert_each_published_once_in_order(kafka_settings)
 
 
-def test_a_publisher_killed_before_it_told_postgres(
+def test_a_publisher_killed_before_it_updated_postgres(
     kafka_settings: KafkaSettings,
     records: BreachRecords,
     worker_url: str,
@@ -294,7 +292,7 @@ def test_events_published_again_do_not_count_as_the_first_of_their_partition(
 
 
 class Crash(BaseException):
-    """Ends a recovery where it stands."""
+    """Error that interrupts a recovery."""
 
 
 @pytest.fixture
@@ -400,7 +398,7 @@ def test_the_lock_is_kept_while_no_event_comes(
     owner_url: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A foreign transaction holds the topic back for longer than the server bears the silence of the lock's session."""
+    """A foreign transaction holds the topic back for longer than the idle timeout of the lock's session."""
     records.add(3)
     publish(kafka_settings)
     monkeypatch.setattr(outbox_module, "_IDLE_SESSION_TIMEOUT_MS", 1_000)

@@ -1,6 +1,4 @@
-"""Events that the client or the broker does not take: a clear error, a position that does not pass them, nothing lost
-or doubled.
-"""
+"""Events that the client or the broker refuses: a clear error, a position before them, nothing lost or doubled."""
 
 import time
 from typing import Any
@@ -30,7 +28,7 @@ def seen_by_a_consumer(settings: KafkaSettings) -> list[ReceivedEvent]:
 
 
 def test_message_too_large(kafka_settings: KafkaSettings, records: BreachRecords, publish: Publish) -> None:
-    """The broker's limit, met at delivery. The other events are small, and go out together in batches that fit it."""
+    """The broker's limit, reached at delivery. The other events are small and share batches that fit it."""
     set_topic_config(kafka_settings, kafka_settings.topic, "max.message.bytes", "3000")
     records.add(60)
     (too_large,) = records.add(1, padding_bytes=40_000)
@@ -52,7 +50,7 @@ def test_message_too_large(kafka_settings: KafkaSettings, records: BreachRecords
 def test_message_too_large_for_the_client(
     kafka_settings: KafkaSettings, records: BreachRecords, publish: Publish
 ) -> None:
-    """The client's limit, met when the event is handed over."""
+    """The client's limit, reached when the event is queued."""
     records.add(3)
     (too_large,) = records.add(1, padding_bytes=1_000_000)
     records.add(3)
@@ -90,7 +88,7 @@ def test_producer_queue_full(kafka_settings: KafkaSettings, records: BreachRecor
     records.assert_each_published_once_in_order(kafka_settings)
 
 
-def test_a_record_larger_than_the_whole_queue_is_told_and_not_passed(
+def test_a_record_larger_than_the_whole_queue_is_reported_and_not_skipped(
     kafka_settings: KafkaSettings, records: BreachRecords, publish: Publish
 ) -> None:
     records.add(3)

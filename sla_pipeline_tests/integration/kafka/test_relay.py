@@ -1,4 +1,4 @@
-"""What the relay promises when nothing goes wrong (SPEC 5.6, 7.2)."""
+"""Guarantees of the relay without faults (SPEC 5.6, 7.2)."""
 
 from typing import cast
 
@@ -22,7 +22,7 @@ def read_progress(settings: KafkaSettings) -> Progress:
         reader.close()
 
 
-def test_a_new_installation_stands_at_sequence_zero(kafka_settings: KafkaSettings) -> None:
+def test_a_new_installation_is_at_sequence_zero(kafka_settings: KafkaSettings) -> None:
     progress = read_progress(kafka_settings)
     assert (progress.seq, progress.first, progress.count, progress.digest, progress.run) == (
         0,
@@ -50,7 +50,7 @@ def test_each_waiting_record_becomes_one_event_with_its_key_headers_and_payload(
     assert records.positions() == (50, 50)
 
 
-def test_the_progress_record_tells_what_its_transaction_held(
+def test_the_progress_record_states_what_its_transaction_held(
     kafka_settings: KafkaSettings, records: BreachRecords, publish: Publish, outbox_factory: OutboxFactory
 ) -> None:
     records.add(7)
@@ -89,11 +89,13 @@ def test_with_nothing_waiting_the_topics_are_checked_and_nothing_else_is_done(
         publish(KafkaSettings(kafka_settings.bootstrap_servers, topic="no-such-topic"))
 
 
-def test_steps_are_told_in_their_order(kafka_settings: KafkaSettings, records: BreachRecords, publish: Publish) -> None:
+def test_steps_are_reported_in_their_order(
+    kafka_settings: KafkaSettings, records: BreachRecords, publish: Publish
+) -> None:
     records.add(1)
-    told: list[str] = []
-    publish(kafka_settings, on_step=told.append)
-    assert tuple(told) == STEPS
+    steps: list[str] = []
+    publish(kafka_settings, on_step=steps.append)
+    assert tuple(steps) == STEPS
 
 
 def test_records_written_while_publishing_are_published_by_the_same_call(
@@ -122,7 +124,7 @@ def test_a_second_publisher_waits_a_bounded_time_for_the_lock(
         assert relay.publish(outbox, run_id="second").published_count == 1
 
 
-def test_the_lock_is_given_back_after_an_error_and_after_a_success(
+def test_the_lock_is_released_after_an_error_and_after_a_success(
     kafka_settings: KafkaSettings, records: BreachRecords, publish: Publish, outbox_factory: OutboxFactory
 ) -> None:
     records.add(1)
@@ -163,7 +165,7 @@ def test_an_interruption_at_any_step_passes_and_the_next_call_goes_on(
     assert records.positions() == (20, 20)
 
 
-def test_a_bug_is_not_dressed_as_an_outage(
+def test_a_bug_is_not_reported_as_an_outage(
     kafka_settings: KafkaSettings, records: BreachRecords, publish: Publish
 ) -> None:
     records.add(1)

@@ -1,6 +1,4 @@
-"""Replicas that are not in sync, and a broker that cannot begin a transaction: named with numbers, and whether it
-passes by itself.
-"""
+"""Replicas out of sync, and a broker that cannot begin a transaction: named with numbers and remedy."""
 
 import re
 from collections.abc import Iterator
@@ -60,7 +58,7 @@ def two_brokers() -> Iterator[tuple[KafkaSettings, EmbeddedKafka]]:
 
 
 def takes_records(settings: KafkaSettings) -> bool:
-    """Whether the check passes."""
+    """Return whether the check passes."""
     try:
         TopicChecker(settings).check(Deadline(1.0))
     except KafkaUnavailable:
@@ -68,7 +66,7 @@ def takes_records(settings: KafkaSettings) -> bool:
     return True
 
 
-def test_a_broker_that_is_away_is_named_before_the_first_event_and_after_a_failure(
+def test_a_broker_that_is_down_is_named_before_the_first_event_and_after_a_failure(
     two_brokers: tuple[KafkaSettings, EmbeddedKafka], records: BreachRecords, publish: Publish
 ) -> None:
     settings, second = two_brokers

@@ -1,6 +1,4 @@
-"""A broker that asks for credentials or checks rights: what is refused is told apart from an outage, and no secret is
-shown.
-"""
+"""A broker that requires credentials or rights: a refusal differs from an outage, and no secret is shown."""
 
 import logging
 
@@ -47,7 +45,7 @@ def with_password(broker: EmbeddedKafka, password: str) -> KafkaSettings:
     return KafkaSettings(broker.bootstrap_servers, client_config=login)
 
 
-def test_a_wrong_password_is_told_apart_from_an_outage_and_never_shown(
+def test_a_wrong_password_is_distinguished_from_an_outage_and_never_shown(
     own_broker: BrokerFactory,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -66,13 +64,12 @@ def test_a_wrong_password_is_told_apart_from_an_outage_and_never_shown(
         KafkaSetupError, match=r"refuses our credentials .*Invalid username or password.*SLA_KAFKA_CLIENT_CONFIG"
     ) as raised:
         check_topics(with_password(broker, "wrong-horse-battery"))
-    told = f"{raised.value!s}{raised.value!r}{caplog.text}{right!r}"
-    assert "horse" not in told
+    shown = f"{raised.value!s}{raised.value!r}{caplog.text}{right!r}"
+    assert "horse" not in shown
     assert [record.name for record in caplog.records if "Invalid username" in record.getMessage()] == [
         "sla_pipeline.kafka.clients"
     ]
-    # a login that is not sent at all: the broker closes the connection without a word, which a broker that stops does
-    # too
+    # a login that is not sent at all: the broker closes the connection without a reason, as a stopping broker does
     with pytest.raises(
         KafkaUnavailable,
         match=r"closed the connection .*Disconnected.*set security.protocol in SLA_KAFKA_CLIENT_CONFIG",

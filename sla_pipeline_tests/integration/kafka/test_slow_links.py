@@ -1,6 +1,4 @@
-"""A link that carries little, or a broker that answers late: each cycle publishes what it can, in its time, and the
-backlog ends.
-"""
+"""A slow link, or a broker that answers late: each cycle publishes what it can in its time, until none waits."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""Creating both topics, and what every cycle checks of them."""
+"""Creation of both topics, and their check in every cycle."""
 
 import re
 import time
@@ -31,7 +31,7 @@ def test_creating_twice_writes_one_first_record(kafka_settings: KafkaSettings) -
     assert written_offsets(kafka_settings, kafka_settings.progress_topic) == 2
 
 
-def test_a_crash_between_creating_and_the_first_record_is_mended_by_the_next_call(
+def test_a_crash_between_creating_and_the_first_record_is_repaired_by_the_next_call(
     kafka_bootstrap: str, kafka_settings: KafkaSettings, records: BreachRecords, publish: Publish
 ) -> None:
     settings = KafkaSettings(kafka_bootstrap, f"{kafka_settings.topic}.half-made")
@@ -54,7 +54,7 @@ def test_creating_beside_a_running_publisher_does_not_disturb_it(
     assert publish(kafka_settings, on_step=create) == CycleTotals(published_count=3, transaction_count=1)
 
 
-def test_the_check_tells_the_event_topic_as_it_is(kafka_settings: KafkaSettings) -> None:
+def test_the_check_returns_the_event_topic_as_it_is(kafka_settings: KafkaSettings) -> None:
     set_topic_config(kafka_settings, kafka_settings.topic, "max.message.bytes", "1000000")
     assert check_topics(kafka_settings) == EventTopic(
         partition_count=3,
@@ -92,12 +92,12 @@ def test_topic_missing(which: str, kafka_settings: KafkaSettings, records: Breac
     records.add(1)
     missing = getattr(kafka_settings, which)
     delete_topic(kafka_settings, missing)
-    told: list[str] = []
+    steps: list[str] = []
     began = time.monotonic()
     with pytest.raises(KafkaSetupError, match=f"topic {missing} does not exist on Kafka at .*`sla-pipeline migrate`"):
-        publish(kafka_settings, on_step=told.append)
+        publish(kafka_settings, on_step=steps.append)
     assert time.monotonic() - began < 5
-    assert told == []
+    assert steps == []
     assert records.positions() == (0, 1)
 
 
@@ -125,7 +125,7 @@ def test_progress_topic_with_several_partitions_is_refused(kafka_bootstrap: str,
 
 
 def follow_remedy(settings: KafkaSettings, error: KafkaSetupError) -> None:
-    """Does what the message says to run."""
+    """Run the command in the message."""
     remedy = re.search(r"Run kafka-configs\.sh --alter --topic (\S+) --add-config ([^ =]+)=(\S+)", str(error))
     assert remedy, error
     set_topic_config(settings, *remedy.groups())
@@ -144,7 +144,7 @@ def follow_remedy(settings: KafkaSettings, error: KafkaSetupError) -> None:
         ("message.timestamp.after.max.ms", "0", "it must be at least 1000, or the broker refuses events by their time"),
     ],
 )
-def test_a_topic_that_refuses_events_is_found_before_the_first_event_and_mended_by_the_remedy(
+def test_a_topic_that_refuses_events_is_found_before_the_first_event_and_corrected_by_the_remedy(
     name: str,
     value: str,
     complaint: str,
@@ -163,7 +163,7 @@ def test_a_topic_that_refuses_events_is_found_before_the_first_event_and_mended_
     assert publish(kafka_settings).published_count == 3
 
 
-def test_an_event_topic_that_would_lose_events_is_mended_by_the_remedy(kafka_settings: KafkaSettings) -> None:
+def test_an_event_topic_that_would_lose_events_is_corrected_by_the_remedy(kafka_settings: KafkaSettings) -> None:
     set_topic_config(kafka_settings, kafka_settings.topic, "cleanup.policy", "compact")
     with pytest.raises(
         KafkaSetupError, match=f"topic {kafka_settings.topic} has cleanup.policy=compact; .*drops events"
@@ -188,7 +188,7 @@ def test_settings_that_refuse_nothing(
     records.assert_each_published_once_in_order(kafka_settings)
 
 
-def test_more_replicas_than_brokers_are_told(kafka_bootstrap: str, kafka_settings: KafkaSettings) -> None:
+def test_more_replicas_than_brokers_are_reported(kafka_bootstrap: str, kafka_settings: KafkaSettings) -> None:
     settings = KafkaSettings(kafka_bootstrap, f"{kafka_settings.topic}.replicated")
     with pytest.raises(
         KafkaSetupError, match=r"INVALID_REPLICATION_FACTOR.*`sla-pipeline migrate --replication-factor` with at most"

@@ -1,8 +1,4 @@
-"""What an operator, or an accident, does to topics: settings changed, topics deleted and made anew.
-
-What belongs here: such acts on the test's own topics. What does not: how the product creates them
-(``kafka/topics.py``).
-"""
+"""Operations on a test's own topics, as by an operator or an accident: change settings, delete, re-create, expire."""
 
 import subprocess
 import tempfile
@@ -31,26 +27,24 @@ def _admin(settings: KafkaSettings) -> AdminClient:
 
 
 def set_topic_config(settings: KafkaSettings, topic: str, name: str, value: str) -> None:
-    """Changes one setting of a topic and waits until the broker tells it: the controller answers before the broker has
-    heard of it.
-    """
+    """Change one setting of a topic and wait until the broker returns it: the controller answers earlier."""
     entry = ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
-    # kept in a variable: a client that is let go forgets what it was asked
+    # Kept in a variable: a client that is garbage-collected drops its pending requests.
     admin = _admin(settings)
     for future in admin.incremental_alter_configs(
         [ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])]
     ).values():
         future.result()
 
-    def told() -> bool:
+    def changed() -> bool:
         (described,) = admin.describe_configs([ConfigResource(ResourceType.TOPIC, topic)]).values()
         return bool(described.result()[name].value == value)
 
-    wait_until(told, what=f"{name} of topic {topic} to change")
+    wait_until(changed, what=f"{name} of topic {topic} to change")
 
 
 def set_producer_quota(settings: KafkaSettings, client_id: str, bytes_per_second: int) -> None:
-    """Sets a client id's quota with Kafka's own tool: the client library has no call for it."""
+    """Set a client id's quota with Kafka's own tool: the client library has no call for it."""
     with tempfile.TemporaryDirectory() as folder:
         change = [
             "--alter",
@@ -72,7 +66,7 @@ def set_producer_quota(settings: KafkaSettings, client_id: str, bytes_per_second
 
 
 def delete_topic(settings: KafkaSettings, topic: str) -> None:
-    """Deletes a topic and waits until it is gone."""
+    """Delete a topic and wait until it is gone."""
     admin = _admin(settings)
     for future in admin.delete_topics([topic], operation_timeout=20).values():
         future.result()
@@ -82,7 +76,7 @@ def delete_topic(settings: KafkaSettings, topic: str) -> None:
 def create_topic(
     settings: KafkaSettings, topic: str, *, partitions: int = 1, config: dict[str, str] | None = None
 ) -> None:
-    """Creates a topic by hand and waits until it can be used."""
+    """Create a topic by hand and wait until it can be used."""
     admin = _admin(settings)
     for future in admin.create_topics(
         [NewTopic(topic, partitions, 1, config=config or {})], operation_timeout=20
@@ -101,21 +95,21 @@ def create_topic(
 
 
 def recreate_event_topic(settings: KafkaSettings) -> None:
-    """Deletes the event topic and makes it anew, empty, with as many partitions."""
+    """Delete the event topic and re-create it, empty, with as many partitions."""
     delete_topic(settings, settings.topic)
     create_topic(settings, settings.topic, partitions=3)
 
 
 def expire(settings: KafkaSettings, up_to: dict[int, int]) -> None:
-    """Moves the first offset of partitions of the event topic, as retention does; -1 is the end."""
+    """Move the first offset of partitions of the event topic, as retention does; -1 is the end."""
     admin = _admin(settings)
-    asked = [TopicPartition(settings.topic, partition, offset) for partition, offset in up_to.items()]
-    for future in admin.delete_records(asked).values():
+    offsets = [TopicPartition(settings.topic, partition, offset) for partition, offset in up_to.items()]
+    for future in admin.delete_records(offsets).values():
         future.result()
 
 
 def written_offsets(settings: KafkaSettings, topic: str) -> int:
-    """How far a topic was written in all its partitions, aborted records and transaction markers included."""
+    """Return the sum of a topic's end offsets, aborted records and transaction markers included."""
     return sum(_ends(settings, topic).values())
 
 

@@ -1,4 +1,4 @@
-"""What a producer reports of its failed deliveries."""
+"""Failed deliveries, as a producer reports them."""
 
 from types import SimpleNamespace
 from typing import Any, cast
@@ -16,7 +16,7 @@ def _message(key: bytes) -> Any:
 
 @pytest.mark.parametrize("purged", [KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT])
 def test_the_cause_is_reported_and_not_the_deliveries_that_fell_with_it(purged: int) -> None:
-    """librdkafka may report the records that it gave up before the one because of which it did."""
+    """librdkafka may report purged records before the record that caused the purge."""
     producer = TransactionalProducer(KafkaSettings("127.0.0.1:1"))
     producer._on_delivery(KafkaError(purged), _message(b"given up"))
     assert producer.reported_error is not None

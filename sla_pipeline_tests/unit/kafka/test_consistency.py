@@ -1,4 +1,4 @@
-"""Postgres and Kafka compared: every contradiction is found, and none is seen where there is none."""
+"""Consistency of Postgres and Kafka: every contradiction is found, and nothing else."""
 
 import pytest
 from hypothesis import given

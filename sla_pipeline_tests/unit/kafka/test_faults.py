@@ -1,4 +1,4 @@
-"""librdkafka's errors in our words: what a person must mend is told apart from what the next cycle mends by itself."""
+"""librdkafka's errors translated: faults that a person must correct differ from those that the next cycle retries."""
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
@@ -64,7 +64,7 @@ def context(**changes: object) -> ErrorContext:
             "passes by itself once the brokers of the others are back",
         ),
         (KafkaError.KAFKA_STORAGE_ERROR, KafkaUnavailable, "else the disk must be repaired"),
-        # of a topic that was checked a moment ago: the client has not heard of its partitions yet
+        # the topic was just checked: the client does not have its partitions yet
         (KafkaError._UNKNOWN_PARTITION, KafkaUnavailable, "did not answer"),
         (KafkaError._FENCED, PublisherFenced, "another publisher has taken over events.relay"),
         (KafkaError.PRODUCER_FENCED, PublisherFenced, "another publisher has taken over"),
@@ -77,12 +77,12 @@ def context(**changes: object) -> ErrorContext:
         (KafkaError.NOT_LEADER_FOR_PARTITION, KafkaUnavailable, "did not answer as expected"),
     ],
 )
-def test_each_code_has_its_kind_and_its_words(code: int, kind: type[SlaPipelineError], words: str) -> None:
-    ours = translate(KafkaException(KafkaError(code, "the reason")), context())
-    assert type(ours) is kind
-    assert words in str(ours)
-    assert "while committing a transaction" in str(ours)
-    assert "the reason" in str(ours)
+def test_each_code_has_its_error_class_and_its_text(code: int, kind: type[SlaPipelineError], words: str) -> None:
+    translated = translate(KafkaException(KafkaError(code, "the reason")), context())
+    assert type(translated) is kind
+    assert words in str(translated)
+    assert "while committing a transaction" in str(translated)
+    assert "the reason" in str(translated)
 
 
 @pytest.mark.parametrize(
@@ -103,17 +103,17 @@ def test_each_code_has_its_kind_and_its_words(code: int, kind: type[SlaPipelineE
     ],
 )
 def test_a_lost_offset_is_judged_by_its_reason(reason: str, kind: type[SlaPipelineError]) -> None:
-    ours = translate(KafkaException(KafkaError(KafkaError._AUTO_OFFSET_RESET, reason)), context())
-    assert type(ours) is kind
-    assert ("lost the records" in str(ours)) == ("out of range" in reason or "truncation" in reason)
+    translated = translate(KafkaException(KafkaError(KafkaError._AUTO_OFFSET_RESET, reason)), context())
+    assert type(translated) is kind
+    assert ("lost the records" in str(translated)) == ("out of range" in reason or "truncation" in reason)
 
 
-def test_a_quota_explains_a_time_out() -> None:
-    ours = translate(
+def test_a_quota_explains_a_timeout() -> None:
+    translated = translate(
         KafkaException(KafkaError(KafkaError._MSG_TIMED_OUT)), context(transaction_open=True, throttled_seconds=37.9)
     )
-    assert type(ours) is KafkaUnavailable
-    assert "holds this client back by a quota, up to 38 s a request, while committing a transaction" in str(ours)
+    assert type(translated) is KafkaUnavailable
+    assert "holds this client back by a quota, up to 38 s a request, while committing a transaction" in str(translated)
 
 
 @pytest.mark.parametrize(
@@ -125,20 +125,20 @@ def test_a_quota_explains_a_time_out() -> None:
 )
 def test_a_closed_connection_has_two_causes(reason: str) -> None:
     reported = KafkaError(KafkaError._TRANSPORT, reason)
-    ours = translate(KafkaException(KafkaError(KafkaError._TRANSPORT, "no metadata")), context(reported=reported))
-    assert type(ours) is KafkaUnavailable
+    translated = translate(KafkaException(KafkaError(KafkaError._TRANSPORT, "no metadata")), context(reported=reported))
+    assert type(translated) is KafkaUnavailable
     assert (
         "passes by itself if the broker is just starting or stopping. If not, the listener requires TLS or a login"
-        in str(ours)
+        in str(translated)
     )
 
 
-def test_a_compression_that_we_were_told_to_use_is_named() -> None:
-    told = ErrorContext(KafkaSettings("kafka:9092", "events", {"compression.codec": "zstd"}), "delivering events")
-    ours = translate(KafkaException(KafkaError(KafkaError.UNSUPPORTED_COMPRESSION_TYPE)), told)
+def test_a_configured_compression_is_named() -> None:
+    compressed = ErrorContext(KafkaSettings("kafka:9092", "events", {"compression.codec": "zstd"}), "delivering events")
+    translated = translate(KafkaException(KafkaError(KafkaError.UNSUPPORTED_COMPRESSION_TYPE)), compressed)
     assert (
         "SLA_KAFKA_CLIENT_CONFIG sets compression.codec: leave it out if the broker does not take that compression"
-        in str(ours)
+        in str(translated)
     )
 
 
@@ -149,12 +149,12 @@ def test_a_fatal_error_that_surfaces_as_a_system_error_is_known_by_its_cause() -
 
 
 def test_a_system_error_without_a_cause_is_an_unknown_outcome() -> None:
-    ours = translate(SystemError("returned a result with an exception set"), context(transaction_open=True))
-    assert type(ours) is KafkaUnavailable
-    assert "The transaction's outcome is unknown" in str(ours)
+    translated = translate(SystemError("returned a result with an exception set"), context(transaction_open=True))
+    assert type(translated) is KafkaUnavailable
+    assert "The transaction's outcome is unknown" in str(translated)
 
 
-def test_a_system_error_without_a_cause_is_explained_by_what_the_client_told_aside() -> None:
+def test_a_system_error_without_a_cause_is_explained_by_what_the_client_reported() -> None:
     fenced = KafkaError(KafkaError._FENCED, "fenced", fatal=True)
     assert (
         type(translate(SystemError("returned NULL without setting an exception"), context(reported=fenced)))
@@ -177,14 +177,14 @@ def test_a_fatal_error_may_hold_the_fence_in_its_text_only() -> None:
     assert type(translate(KafkaException(KafkaError(KafkaError._FATAL, reason)), context())) is PublisherFenced
 
 
-def test_a_time_out_is_explained_by_what_the_client_told_aside() -> None:
+def test_a_timeout_is_explained_by_what_the_client_reported() -> None:
     reported = KafkaError(KafkaError._AUTHENTICATION, "Invalid username or password")
-    ours = translate(KafkaException(KafkaError(KafkaError._TIMED_OUT)), context(reported=reported))
-    assert type(ours) is KafkaSetupError
-    assert "Invalid username or password" in str(ours)
+    translated = translate(KafkaException(KafkaError(KafkaError._TIMED_OUT)), context(reported=reported))
+    assert type(translated) is KafkaSetupError
+    assert "Invalid username or password" in str(translated)
 
 
-def test_what_was_told_aside_does_not_hide_a_fence() -> None:
+def test_what_the_client_reported_does_not_hide_a_fence() -> None:
     reported = KafkaError(KafkaError._AUTHENTICATION, "an old story")
     assert (
         type(translate(KafkaException(KafkaError(KafkaError._FENCED)), context(reported=reported))) is PublisherFenced
@@ -192,14 +192,14 @@ def test_what_was_told_aside_does_not_hide_a_fence() -> None:
 
 
 def test_an_event_that_is_too_large_is_named() -> None:
-    ours = translate(KafkaException(KafkaError(KafkaError.MSG_SIZE_TOO_LARGE)), context(rejected=[_RECORD]))
-    assert "ticket TCK-9 (id 7d444840-9dc0-11d1-b245-5ffdce74fad2, sequence 17, 18 bytes)" in str(ours)
+    translated = translate(KafkaException(KafkaError(KafkaError.MSG_SIZE_TOO_LARGE)), context(rejected=[_RECORD]))
+    assert "ticket TCK-9 (id 7d444840-9dc0-11d1-b245-5ffdce74fad2, sequence 17, 18 bytes)" in str(translated)
 
 
 def test_a_full_queue_is_a_fault_of_the_settings() -> None:
-    ours = translate(BufferError("Local: Queue full"), context())
-    assert type(ours) is KafkaSetupError
-    assert "queue.buffering.max.kbytes in SLA_KAFKA_CLIENT_CONFIG" in str(ours)
+    translated = translate(BufferError("Local: Queue full"), context())
+    assert type(translated) is KafkaSetupError
+    assert "queue.buffering.max.kbytes in SLA_KAFKA_CLIENT_CONFIG" in str(translated)
 
 
 def test_secrets_are_masked() -> None:
@@ -209,8 +209,8 @@ def test_secrets_are_masked() -> None:
 
 
 def test_our_own_errors_pass_as_they_are() -> None:
-    ours = PostgresUnavailable("gone")
-    assert translate(ours, context()) is ours
+    translated = PostgresUnavailable("gone")
+    assert translate(translated, context()) is translated
 
 
 @pytest.mark.parametrize("error", [ValueError("a bug"), KafkaException("without an error of the client")])
@@ -218,7 +218,7 @@ def test_a_bug_is_no_outage(error: Exception) -> None:
     assert translate(error, context()) is None
 
 
-def test_of_several_reports_the_one_that_a_person_must_mend_stays() -> None:
+def test_of_several_reports_the_one_that_a_person_must_correct_stays() -> None:
     down = KafkaError(KafkaError._ALL_BROKERS_DOWN, "1/1 brokers are down")
     refused = KafkaError(KafkaError._TRANSPORT, "Connection refused")
     password = KafkaError(KafkaError._AUTHENTICATION, "Invalid password")
@@ -229,7 +229,7 @@ def test_of_several_reports_the_one_that_a_person_must_mend_stays() -> None:
     assert more_specific(refused, password) is password
 
 
-def test_a_record_whose_payload_is_no_json_is_described_all_the_same() -> None:
+def test_a_record_whose_payload_is_no_json_is_still_described() -> None:
     assert (
         described_record(BreachRecord(3, "id", "run", "<broken>"))
         == "ticket without a number (id id, sequence 3, 8 bytes)"
@@ -238,6 +238,6 @@ def test_a_record_whose_payload_is_no_json_is_described_all_the_same() -> None:
 
 def test_a_refused_configuration_names_the_setting_and_not_its_value() -> None:
     reason = 'Invalid value "swordfish" for configuration property "sasl.password"'
-    ours = configuration_fault(KafkaException(KafkaError(KafkaError._INVALID_ARG, reason)), _SETTINGS)
-    assert '"sasl.password"' in str(ours)
-    assert "swordfish" not in str(ours)
+    translated = configuration_fault(KafkaException(KafkaError(KafkaError._INVALID_ARG, reason)), _SETTINGS)
+    assert '"sasl.password"' in str(translated)
+    assert "swordfish" not in str(translated)

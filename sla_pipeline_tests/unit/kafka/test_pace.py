@@ -1,4 +1,4 @@
-"""How a transaction's steps grow and end, on links of every speed, without a link."""
+"""Steps of a transaction on simulated links of every speed."""
 
 import pytest
 

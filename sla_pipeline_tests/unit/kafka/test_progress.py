@@ -1,4 +1,4 @@
-"""The progress record and what a row of the outbox is known by."""
+"""The progress record, and the digest of a row of the outbox."""
 
 import json
 
@@ -38,7 +38,7 @@ def test_the_first_record_survives_the_wire() -> None:
         _RECORDS[0]._replace(payload="other"),
     ],
 )
-def test_the_digest_covers_all_that_makes_a_row_that_row(other: BreachRecord) -> None:
+def test_the_digest_covers_all_that_identifies_a_row(other: BreachRecord) -> None:
     assert len(record_digest(_RECORDS[0])) == 32
     assert record_digest(other) != record_digest(_RECORDS[0])
 

@@ -1,4 +1,4 @@
-"""Kafka's settings: validated at the door, and silent about secrets."""
+"""Kafka settings: validated on creation, without secrets in any text."""
 
 import json
 import pickle

@@ -1,4 +1,4 @@
-"""What of a takeover needs no server: its steps, and the bound in time."""
+"""Parts of a takeover that need no server: step names, deadline, the client's log."""
 
 import pytest
 

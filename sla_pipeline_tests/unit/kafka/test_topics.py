@@ -1,6 +1,4 @@
-"""What a broker may leave out of its answers about the topics, or never answer: an error of ours that names it, in
-bounded time.
-"""
+"""Incomplete answers of a broker about the topics, and missing ones: a clear error in bounded time."""
 
 import time
 from concurrent.futures import Future
@@ -23,7 +21,7 @@ COMPLETE = {
 
 
 class Admin:
-    """Answers from a table; a topic that is not in it is never answered."""
+    """Fake admin client that answers from a table; requests for other topics never end."""
 
     def __init__(
         self,

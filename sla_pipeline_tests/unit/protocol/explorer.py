@@ -1,7 +1,4 @@
-"""Breadth-first search through every state that a model can reach.
-
-What belongs here: the search, for any model. What does not: a word about tickets, Kafka or Postgres (``model.py``).
-"""
+"""Breadth-first search through every state that a model can reach; independent of the model."""
 
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Mapping
@@ -15,16 +12,17 @@ State = TypeVar("State", bound=Hashable)
 
 @dataclass(frozen=True)
 class Result(Generic[State]):
-    """What a search came to. Without a violation the whole space was seen; with one, the search ended at the first."""
+    """Result of a search: the whole space without a violation, or the first violation."""
 
     state_count: int
     violated: str | None = None
     history: tuple[str, ...] = ()
-    """The labels of a shortest path from an initial state to the violation: the search is breadth-first, so there is no
-    shorter one.
+    """Labels of a shortest path from an initial state to the violation.
+
+    The search is breadth-first, so there is no shorter one.
     """
     final: State | None = None
-    """The state that violates."""
+    """State that violates an invariant."""
 
 
 def explore(
@@ -32,15 +30,13 @@ def explore(
     successors: Callable[[State], Iterable[tuple[str, State]]],
     invariants: Mapping[str, Callable[[State], bool]],
 ) -> Result[State]:
-    """Visit all states reachable from ``initial``; stop at the first that breaks one of ``invariants``, each true of a
-    good state.
-    """
+    """Visit all states reachable from ``initial``; stop at the first that breaks one of ``invariants``."""
     came_from: dict[State, tuple[State, str] | None] = {}
     waiting: deque[State] = deque()
 
     def visit(state: State, origin: tuple[State, str] | None) -> str | None:
         known_count = len(came_from)
-        # one look-up instead of two: hashing a nested state is most of the search's cost
+        # One look-up instead of two: hashing a nested state is most of the search's cost.
         came_from.setdefault(state, origin)
         if len(came_from) == known_count:
             return None

@@ -1,15 +1,14 @@
-"""The publishing protocol of ``sla_pipeline/kafka/takeover.py`` as a machine of states, with all that may happen to it.
+"""State machine of the publishing protocol in ``sla_pipeline/kafka/takeover.py``, with its faults.
 
-What belongs here: two publishers that take the relay's steps under the relay's names, what Postgres and Kafka do
-meanwhile, what goes wrong. What does not: the state and its properties (``world.py``), the search (``explorer.py``),
-which shortcut breaks what (``test_protocol_model.py``).
+Two publishers take the relay's steps under the relay's names, while Postgres and Kafka act and fail. ``world.py`` has
+the state and its properties.
 
-One move is one thing that another party can see: a statement in Postgres, a request that Kafka carries out. Between any
-two moves anything else may happen. Where the model is unsure of reality it allows more than can happen: a publisher
-that lost its lock never notices, a restore may bring back any older rows with any older ``published_seq``. Crashes,
-lost locks, lost and late replies are not counted; the number of takeovers bounds them. A crash stands for every
-exception too, for the relay does the same after one: it forgets everything, closes nothing, begins again. The lock is
-not kept: it may be lost at any moment, so it may be taken at any moment.
+One move is one effect that another party can observe: a statement in Postgres, a request that Kafka carries out.
+Between any two moves any other may happen. Where reality is uncertain, the model allows more than can happen: a
+publisher that lost its lock never detects it, a restore may bring back any older rows with any older ``published_seq``.
+Crashes, lost locks, lost and late replies are unlimited; the number of takeovers bounds them. A crash stands for every
+exception too, because the relay does the same after one: it discards everything, closes nothing, begins again. The
+model has no lock: it may be lost at any moment, so it may be taken at any moment.
 """
 
 from collections.abc import Iterator
@@ -17,7 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from sla_pipeline_tests.unit.protocol.repair import begun, can_go_on, compared, mended, noted, sending, sent
+from sla_pipeline_tests.unit.protocol.repair import begun, can_go_on, compared, noted, repaired, sending, sent
 from sla_pipeline_tests.unit.protocol.world import (
     IDLE,
     NO_RECORD,
@@ -35,7 +34,7 @@ __all__ = ["Model", "Protocol", "Surroundings"]
 
 @dataclass(frozen=True)
 class Protocol:
-    """The protocol as built; each field set otherwise is a shortcut that leaves one of its rules out."""
+    """Rules of the protocol as built; each field with another value is a shortcut that omits one rule."""
 
     fence_before_progress: bool = True
     one_transaction_per_producer: bool = True
@@ -51,15 +50,15 @@ class Protocol:
     progress_checked_before_sending_again: bool = True
     """Recovery sends missing events only while, behind the fence, the newest progress record is the one it knows."""
     progress_of_delivered: bool = True
-    """The position that a transaction commits is that of the last record handed over, not of the last one read."""
+    """The committed position is that of the last record queued, not of the last one read."""
     hanging_ended: bool = True
-    """A transaction without an end is looked for behind the fence, and aborted where nothing of it is visible."""
+    """An unended transaction is searched for behind the fence, and aborted where nothing of it is visible."""
     session_of_the_lock: bool = True
     """Every statement goes through the session that took the lock, so a restore of Postgres ends them all."""
 
     @cached_property
     def steps(self) -> tuple[str, ...]:
-        """The steps in their order."""
+        """Steps in their order."""
         middle = ("fenced", "progress_read") if self.fence_before_progress else ("progress_read", "fenced")
         return (
             "idle",
@@ -77,32 +76,28 @@ class Protocol:
 
 @dataclass(frozen=True)
 class Surroundings:
-    """The bounds of the search, and which disasters may happen in it."""
+    """Bounds of the search, and the disasters in it."""
 
     tickets: str = "abc"
     batch_size: int = 2
     takeover_count: int = 3
     restore_count: int = 0
     recreation_count: int = 0
-    """How often the progress topic is deleted and created anew, empty."""
+    """Deletions of the progress topic, each followed by the creation of an empty one."""
     record_zero_rewritten: Literal["before the first event", "always"] = "before the first event"
-    """When ``migrate`` writes the record with sequence 0 into an empty progress topic."""
+    """Time at which ``migrate`` writes the record with sequence 0 into an empty progress topic."""
     tail_loss_count: int = 0
-    """How often the progress topic loses its newest record: a broker that loses what it has acknowledged."""
+    """Losses of the newest record of the progress topic, by a broker that loses acknowledged records."""
     marker_loss_count: int = 0
-    """How often the broker drops the end markers of a transaction, all of them, those of its events, or that of its
-    progress record.
-    """
+    """Transactions whose end markers the broker drops: all, those of the events, or that of the progress record."""
     recoveries: bool = False
-    """Whether ``sla-pipeline recover`` may run, at any moment; each time takes one of the takeovers."""
+    """``sla-pipeline recover`` may run at any moment; each run takes one of the takeovers."""
     event_topic_recreation_count: int = 0
-    """How often the event topic is deleted and created anew, with what an open transaction has sent to it."""
+    """Deletions and re-creations of the event topic, with the events of an open transaction on it."""
     recoveries_overlap: bool = False
-    """Whether a second recovery may begin while one stands still, and go on in turn with it: both believe that they
-    hold the lock.
-    """
+    """A second recovery may begin while the first is paused, and alternate with it, each as if it held the lock."""
     expiry_count: int = 0
-    """How many of the oldest events the topic may forget."""
+    """Most of the oldest events that may expire."""
     stable_offset_lags: bool = False
     """A committed record may stay hidden from read_committed clients for a while, even after a fence."""
 
@@ -112,42 +107,41 @@ Moves = Iterator[tuple[str, World]]
 
 @dataclass(frozen=True)
 class Model:
-    """All moves of a world. Each is told as ``actor: what``."""
+    """All moves of a world, each with a label ``actor: action``."""
 
     protocol: Protocol = Protocol()
     surroundings: Surroundings = Surroundings()
     shortened: bool = True
-    """A step that nobody else can see (``connected``, ``begun``) follows at once; worlds whose difference can no longer
-    show are one.
-    """
+    """A step without visible effect (``connected``, ``begun``) follows at once; indistinguishable worlds are one."""
     names_exchangeable: bool = False
-    """Worlds that differ only in which publisher is which are one: half the search, but in a history the names may
-    change sides.
+    """Worlds that differ only in the publishers' names are one.
+
+    This halves the search, but in a history the names may change sides.
     """
 
     def successors(self, world: World) -> Moves:
-        """Every move that is possible now."""
+        """Yield every move that is possible now."""
         if world.refusal:
-            # A later cycle equals a publisher that has forgotten everything: the crash at the same place covers it.
+            # A later cycle that retries is a publisher without memory, as after a crash at the same place.
             return
         for index, me in enumerate(world.publishers):
             if self.shortened and (me.step == "locked" or (me.step == "rows_read" and me.batch)):
                 yield from self.steps_of(world, index)
                 return
-        for told, after in (*self._postgres(world), *self._kafka(world), *self.recovery(world)):
-            yield told, self._settled(after)
+        for label, after in (*self._postgres(world), *self._kafka(world), *self.recovery(world)):
+            yield label, self._settled(after)
         for index, me in enumerate(world.publishers):
             if me != IDLE:
                 yield f"{'AB'[index]}: crashes", self._settled(world.with_publisher(index, IDLE))
             yield from self.steps_of(world, index)
 
     def steps_of(self, world: World, index: int) -> Moves:
-        """The ways in which one publisher can take its next step; the one without a fault first."""
-        for told, after in self._step(world, index, world.publishers[index]):
-            yield f"{'AB'[index]}: {told}", self._settled(after)
+        """Yield the ways in which one publisher can take its next step; the one without a fault first."""
+        for label, after in self._step(world, index, world.publishers[index]):
+            yield f"{'AB'[index]}: {label}", self._settled(after)
 
     def _settled(self, world: World) -> World:
-        """The same world without differences that can no longer show."""
+        """Return the same world without differences that no property can show."""
         if not self.shortened or world.refusal:
             return world
         for index, me in enumerate(world.publishers):
@@ -155,11 +149,11 @@ class Model:
                 continue
             writing = me.step in ("begun", "produced", "flushed") or (me.step == "rows_read" and bool(me.batch))
             if me.epoch != world.epoch if writing else self._session_ended(world, me):
-                world = world.with_publisher(index, IDLE)  # it can only stop
+                world = world.with_publisher(index, IDLE)  # it can only stop now
             elif me.epoch not in (0, world.epoch):
                 world = world.with_publisher(index, me._replace(epoch=0))
         if world.repair and not self._goes_on(world, world.repair):
-            world = world._replace(repair=None)  # so can this recovery
+            world = world._replace(repair=None)  # it can only stop now
         if world.frozen and not self._goes_on(world, world.frozen):
             world = world._replace(frozen=None)
         if self._commits_once and not self.surroundings.marker_loss_count:
@@ -173,7 +167,7 @@ class Model:
             if transaction is None and world.late_commit:
                 world = world._replace(late_commit=False)
             elif transaction and transaction.rows and not (world.late_commit or committing):
-                # nobody can commit it any more
+                # No process can commit it any more.
                 world = world._replace(transaction=Transaction((), transaction.progress and ZERO))
         if len(world.progress) > 1 and not (self.surroundings.stable_offset_lags or self.surroundings.tail_loss_count):
             world = world._replace(progress=world.progress[-1:])
@@ -191,12 +185,12 @@ class Model:
     def _goes_on(self, world: World, repair: Repair) -> bool:
         return can_go_on(world, repair, progress_checked=self.protocol.progress_checked_before_sending_again)
 
-    # --- what happens by itself
+    # --- moves of Postgres and Kafka
 
     def _postgres(self, world: World) -> Moves:
         rows, era = world.rows, world.era
         unmarked = [ticket for ticket in self.surroundings.tickets if all(ticket != row.ticket for row in rows)]
-        # tickets differ in name only, so before a restore their order is no choice
+        # Tickets differ in name only, so before a restore their order makes no difference.
         for ticket in unmarked if era else unmarked[:1]:
             row = Row(len(rows) + 1, ticket, era)
             yield f"Postgres: marks {row}", world._replace(rows=(*rows, row))
@@ -204,8 +198,8 @@ class Model:
             for kept in range(len(rows) + 1):
                 for published_seq in range(min(kept, world.published_seq) + 1):
                     if (kept, published_seq) != (len(rows), world.published_seq):
-                        told = f"Postgres: is restored to rows {listed(rows[:kept])}, published_seq {published_seq}"
-                        yield told, world._replace(rows=rows[:kept], published_seq=published_seq, era=era + 1)
+                        label = f"Postgres: is restored to rows {listed(rows[:kept])}, published_seq {published_seq}"
+                        yield label, world._replace(rows=rows[:kept], published_seq=published_seq, era=era + 1)
 
     def _kafka(self, world: World) -> Moves:
         bounds, transaction, newer = (
@@ -214,19 +208,19 @@ class Model:
             world.epoch < self.surroundings.takeover_count,
         )
         if world.late_commit:
-            told = f"commits {listed(transaction.rows)}" if transaction else "changes nothing"
-            yield f"Kafka: the late request to commit arrives, {told}", world.committed()._replace(late_commit=False)
+            label = f"commits {listed(transaction.rows)}" if transaction else "changes nothing"
+            yield f"Kafka: the late request to commit arrives, {label}", world.committed()._replace(late_commit=False)
         if transaction and newer:
-            yield "Kafka: aborts the open transaction after its time-out", world.fenced()
+            yield "Kafka: aborts the open transaction after its timeout", world.fenced()
         if world.harm_count < bounds.recreation_count:
             emptied = transaction and transaction._replace(progress=None)
-            told = "Kafka: the progress topic is deleted and created anew, empty"
-            yield told, world._replace(progress=(), transaction=emptied, harm_count=world.harm_count + 1)
+            label = "Kafka: the progress topic is deleted and created anew, empty"
+            yield label, world._replace(progress=(), transaction=emptied, harm_count=world.harm_count + 1)
         if world.deletion_count < bounds.event_topic_recreation_count:
             emptied = transaction and transaction._replace(rows=())
-            told, dropped = "Kafka: the event topic is deleted and created anew, empty", len(world.visible)
+            label, dropped = "Kafka: the event topic is deleted and created anew, empty", len(world.visible)
             yield (
-                told,
+                label,
                 world._replace(dropped_count=dropped, transaction=emptied, deletion_count=world.deletion_count + 1),
             )
         if not world.progress and newer and (bounds.record_zero_rewritten == "always" or not world.visible):
@@ -237,13 +231,13 @@ class Model:
                 world._replace(expired_seq=world.expired_seq + 1),
             )
         if world.progress and world.harm_count < bounds.tail_loss_count:
-            told = f"Kafka: the progress topic loses its newest record, {world.progress[-1]}"
-            yield told, world._replace(progress=world.progress[:-1], harm_count=world.harm_count + 1)
+            label = f"Kafka: the progress topic loses its newest record, {world.progress[-1]}"
+            yield label, world._replace(progress=world.progress[:-1], harm_count=world.harm_count + 1)
 
     def recovery(self, world: World) -> Moves:
-        """The next move of a recovery, the one without a fault first."""
+        """Yield the next moves of a recovery, the one without a fault first."""
         yield from self._recovery(world)
-        # keeps the search small: only a recovery with more than one fence stands still
+        # Keeps the search small: only a recovery with more than one fence is paused.
         if self.surroundings.recoveries_overlap and (world.frozen or (world.repair and world.repair.missing)):
             yield (
                 "recover: stands still, the other one goes on",
@@ -263,12 +257,12 @@ class Model:
                 lost = f", which lacks {listed(after.repair.lost)}" if after.repair and after.repair.lost else ""
                 yield f"recover: compares the topic with Postgres{lost}", after
         elif repair.target is None:
-            after = mended(world, repair)
+            after = repaired(world, repair)
             yield f"recover: mends Postgres (rows {listed(after.rows)}, published_seq {after.published_seq})", after
         elif repair.sending:
-            told = listed(world.transaction.rows if world.transaction else ())
-            yield f"recover: committed ({told})", sent(world, repair, bounds.batch_size)
-            yield f"recover: commits {told}, gets no reply, gives up", world.committed()._replace(repair=None)
+            label = listed(world.transaction.rows if world.transaction else ())
+            yield f"recover: committed ({label})", sent(world, repair, bounds.batch_size)
+            yield f"recover: commits {label}, gets no reply, gives up", world.committed()._replace(repair=None)
             yield (
                 "recover: asks to commit, the request is late, gives up",
                 world._replace(repair=None, late_commit=True),
@@ -317,11 +311,11 @@ class Model:
             return
         after = world.fenced()
         fenced = me._replace(step="fenced", epoch=after.epoch)
-        told = f"fenced (epoch {after.epoch}{', aborts an open transaction' if world.transaction else ''})"
-        yield told, after.with_publisher(index, fenced)
+        label = f"fenced (epoch {after.epoch}{', aborts an open transaction' if world.transaction else ''})"
+        yield label, after.with_publisher(index, fenced)
         if world.transaction:
             for what, broken in self._markers_dropped(world, world.transaction, after):
-                yield f"{told}, the broker drops the markers of {what}", broken.with_publisher(index, fenced)
+                yield f"{label}, the broker drops the markers of {what}", broken.with_publisher(index, fenced)
 
     def _progress_read(self, world: World, index: int, me: Publisher) -> Moves:
         known = world.progress[-1:] or (NO_RECORD,)
@@ -342,7 +336,7 @@ class Model:
             )
 
     def _markers_dropped(self, world: World, ended: Transaction, after: World) -> Moves:
-        """``after`` with a part of the markers of the transaction ``ended`` missing; told by the part."""
+        """``after`` with a part of the markers of the transaction ``ended`` missing; label by the part."""
         if world.harm_count >= self.surroundings.marker_loss_count or not ended.rows:
             return
         parts = {"all": ended}
@@ -386,7 +380,7 @@ class Model:
         yield f"rows_read ({listed(batch)})", world.taken_for_published(position.seq).with_publisher(index, after)
 
     def _refusal(self, world: World, me: Publisher) -> str | None:
-        """Why a publisher must not go on from what it has read; None when all of it agrees."""
+        """Return why a publisher must fail closed after its reads; None when they agree."""
         if me.position == NO_RECORD and self.protocol.empty_topic_refused:
             return "the progress topic holds no record"
         position = max(ZERO, me.position)
@@ -410,34 +404,34 @@ class Model:
             already = world.transaction.rows if world.transaction else ()
             arriving = {"produced": (me.batch, me.batch)}
             if not self.protocol.failed_delivery_ends_takeover:
-                told = f"produced (without {me.batch[-1]}, which did not fit into the queue)"
-                arriving[told] = (me.batch[:-1], me.batch)
+                label = f"produced (without {me.batch[-1]}, which did not fit into the queue)"
+                arriving[label] = (me.batch[:-1], me.batch)
             for count in range(1, len(me.batch)):
                 rows = me.batch[:count]
-                told = f"produced ({listed(rows)}, the time for delivering is used)"
-                arriving[told] = (rows, rows if self.protocol.progress_of_delivered else me.batch)
-            for told, (rows, batch) in arriving.items():
+                label = f"produced ({listed(rows)}, the time for delivering is used)"
+                arriving[label] = (rows, rows if self.protocol.progress_of_delivered else me.batch)
+            for label, (rows, batch) in arriving.items():
                 after = me._replace(step="produced", batch=batch)
-                yield told, world.with_publisher(index, after, transaction=Transaction((*already, *rows), None))
+                yield label, world.with_publisher(index, after, transaction=Transaction((*already, *rows), None))
         elif world.transaction:  # outside a transaction the broker refuses the record
             progress = me.batch[-1] if self.protocol.position_in_kafka else None
             transaction = world.transaction._replace(progress=progress)
             yield "flushed", world.with_publisher(index, me._replace(step="flushed"), transaction=transaction)
 
     def _commit(self, world: World, index: int, me: Publisher) -> Moves:
-        """Every way in which the request to commit and its reply can fare; librdkafka repeats the request by itself."""
-        told = listed(world.transaction.rows if world.transaction else ())
+        """Yield every outcome of the request to commit and of its reply; librdkafka repeats the request by itself."""
+        label = listed(world.transaction.rows if world.transaction else ())
         committed = world.committed().with_publisher(index, me._replace(step="committed", batch=me.batch[-1:]))
-        yield f"committed ({told})", committed
+        yield f"committed ({label})", committed
         if world.transaction:
             for what, broken in self._markers_dropped(world, world.transaction, committed):
-                yield f"committed ({told}), the broker drops the markers of {what}", broken
-        yield f"committed ({told}, at the second request; the first is late)", committed._replace(late_commit=True)
+                yield f"committed ({label}), the broker drops the markers of {what}", broken
+        yield f"committed ({label}, at the second request; the first is late)", committed._replace(late_commit=True)
         if self.protocol.takeover_after_failed_commit:
             then, left = "gives up", IDLE
         else:
             then, left = "takes it for not committed", me._replace(step="rows_read")
-        yield f"commits {told}, gets no reply, {then}", world.committed().with_publisher(index, left)
+        yield f"commits {label}, gets no reply, {then}", world.committed().with_publisher(index, left)
         yield f"asks to commit, the request is late, {then}", world.with_publisher(index, left, late_commit=True)
 
     def _advanced(self, world: World, index: int, me: Publisher) -> Moves:

@@ -1,6 +1,6 @@
-"""Moves of ``sla-pipeline recover`` in the model: one more process that may run at any moment, beside publishers.
+"""Moves of ``sla-pipeline recover`` on the model's world, beside the publishers.
 
-Its conclusions come from ``sla_pipeline.recovery.diagnosis.compare`` itself; ``model.py`` decides when it moves.
+Its conclusions are those of ``sla_pipeline.recovery.diagnosis.compare`` itself.
 """
 
 import sys
@@ -11,7 +11,7 @@ from sla_pipeline.recovery.diagnosis import Diagnosis, State, compare
 from sla_pipeline.recovery.topic_contents import TopicContents
 from sla_pipeline_tests.unit.protocol.world import ZERO, Repair, Row, Transaction, World
 
-__all__ = ["begun", "can_go_on", "compared", "mended", "noted", "sending", "sent"]
+__all__ = ["begun", "can_go_on", "compared", "noted", "repaired", "sending", "sent"]
 
 
 @cache
@@ -38,13 +38,13 @@ def _diagnosis(
 
 
 def begun(world: World) -> World:
-    """After everybody was fenced, and the progress was read."""
+    """Return the world after the fence, with the progress read."""
     after = world.fenced()
     return after._replace(repair=Repair(world.era, after.epoch, seen=world.committed_so_far))
 
 
 def compared(world: World, repair: Repair) -> World | None:
-    """After the topic was read and compared with Postgres; None where a person must decide by hand."""
+    """Return the world after the comparison of topic and Postgres; None where a person must decide."""
     events = world.topic
     found = _diagnosis(events, not world.expired_seq, world.rows, world.published_seq, repair.seen[1])
     if found.state is State.UNDECIDABLE:
@@ -60,9 +60,10 @@ def compared(world: World, repair: Repair) -> World | None:
     )
 
 
-def mended(world: World, repair: Repair) -> World:
-    """After the one transaction in Postgres: lost records are back under their sequences, later ones of other tickets
-    stand behind them.
+def repaired(world: World, repair: Repair) -> World:
+    """Return the world after the repair of Postgres.
+
+    Lost records are back under their sequences; later ones of other tickets follow them.
     """
     rows, published_seq = world.rows, max(world.published_seq, repair.position)
     if repair.lost:
@@ -76,13 +77,13 @@ def mended(world: World, repair: Repair) -> World:
 
 
 def noted(world: World, target: Row) -> World:
-    """After the progress record was committed, where it differs from the newest."""
+    """Return the world after the commit of the progress record, where it differs from the newest."""
     progress = world.progress if world.progress[-1:] == (target,) else (*world.progress, target)
     return world._replace(progress=progress, repair=None)
 
 
 def can_go_on(world: World, repair: Repair, *, progress_checked: bool) -> bool:
-    """Whether the recovery can still take its next step: what it rests on has not changed."""
+    """Return whether the recovery can still take its next step: its assumptions have not changed."""
     if repair.sending:
         return repair.epoch == world.epoch
     if repair.target is not None and repair.missing:
@@ -91,9 +92,7 @@ def can_go_on(world: World, repair: Repair, *, progress_checked: bool) -> bool:
 
 
 def sending(world: World, repair: Repair, count: int) -> World:
-    """After a further fence, behind which nobody had committed anything, the next missing events were handed to the
-    broker.
-    """
+    """Return the world after a further fence, without a commit before it, and the next missing events sent."""
     after = world.fenced()
     return after._replace(
         transaction=Transaction(repair.missing[:count], repair.target),
@@ -102,7 +101,7 @@ def sending(world: World, repair: Repair, count: int) -> World:
 
 
 def sent(world: World, repair: Repair, count: int) -> World:
-    """After this transaction was committed, and its reply came."""
+    """Return the world after the commit of this transaction and its reply."""
     after, left = world.committed(), repair.missing[count:]
     return after._replace(
         repair=repair._replace(missing=left, seen=after.committed_so_far, sending=False) if left else None

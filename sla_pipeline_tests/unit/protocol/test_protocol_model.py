@@ -1,9 +1,7 @@
-"""The protocol as built keeps its promises in every interleaving; each shortcut breaks one of them, and its shortest
-history is told.
+"""The protocol as built keeps its guarantees in every interleaving; each shortcut breaks one, in a shortest history.
 
-``pytest -s sla_pipeline_tests/unit/protocol`` prints the histories and the sizes of the searches.
-``docs/exactly-once.md`` quotes them. What belongs here: what is searched, within which bounds, and what must come of
-it. What does not: the model.
+``pytest -s sla_pipeline_tests/unit/protocol`` prints the histories and the sizes of the searches, which
+``docs/exactly-once.md`` quotes.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,7 +20,7 @@ from sla_pipeline_tests.unit.protocol.explorer import Result, explore
 from sla_pipeline_tests.unit.protocol.model import Model, Protocol, Surroundings
 from sla_pipeline_tests.unit.protocol.world import IDLE, NO_RECORD, PROPERTIES, ZERO, Publisher, Row, World, agree
 
-# the largest search takes 15 s of an idle processor, and CI's are not idle
+# The largest search takes 15 s on an idle processor, and CI's are not idle.
 pytestmark = pytest.mark.timeout(600)
 
 PAGE = Path(__file__).parents[3] / "docs" / "exactly-once.md"
@@ -47,8 +45,8 @@ def search(
     return explore([World()], model.successors, properties)
 
 
-def told(history: tuple[str, ...]) -> str:
-    """A history with one line for each run of moves of the same actor."""
+def rendered(history: tuple[str, ...]) -> str:
+    """Return a history with one line for each run of moves of the same actor."""
     moves = [move.split(": ", 1) for move in history]
     return "\n".join(
         f"{actor + ':':9} {', '.join(what for _, what in run)}"
@@ -61,9 +59,7 @@ def show(text: str) -> None:
 
 
 def left_alone(model: Model, world: World) -> tuple[tuple[str, ...], World]:
-    """What one publisher does, and the world after it, when it takes over once, without a fault and with nothing else
-    happening.
-    """
+    """Return the moves of one takeover without a fault or any other move, and the world after it."""
     history: list[str] = []
     while not history or (world.publishers[0] != IDLE and world.refusal is None):
         move, world = next(iter(model.steps_of(world, 0)))
@@ -72,9 +68,7 @@ def left_alone(model: Model, world: World) -> tuple[tuple[str, ...], World]:
 
 
 def goes_on(protocol: Protocol, surroundings: Surroundings) -> Callable[[World], bool]:
-    """Whether it publishes the next batch where Postgres and Kafka agree, and fails closed, sending nothing, where they
-    do not.
-    """
+    """Return the property that a publisher publishes where Postgres and Kafka agree, and else fails closed."""
     model = Model(protocol, surroundings)
 
     def holds(world: World) -> bool:
@@ -92,7 +86,7 @@ def goes_on(protocol: Protocol, surroundings: Surroundings) -> Callable[[World],
 
 
 def recovered(model: Model, world: World) -> World | None:
-    """The world after a recovery left alone; None where it refuses."""
+    """Return the world after a recovery left alone; None where it refuses."""
     begun = False
     while world.repair or not begun:
         move, world = next(iter(model.recovery(world)), ("", world))
@@ -102,8 +96,8 @@ def recovered(model: Model, world: World) -> World | None:
     return world
 
 
-def is_mended_by_recovery(surroundings: Surroundings) -> Callable[[World], bool]:
-    """Whether a recovery left alone makes Postgres and Kafka agree."""
+def is_repaired_by_recovery(surroundings: Surroundings) -> Callable[[World], bool]:
+    """Return the property that a recovery left alone makes Postgres and Kafka agree."""
     model = Model(surroundings=surroundings)
 
     def holds(world: World) -> bool:
@@ -116,9 +110,7 @@ def is_mended_by_recovery(surroundings: Surroundings) -> Callable[[World], bool]
 
 
 def is_made_whole_by_recovery(surroundings: Surroundings) -> Callable[[World], bool]:
-    """Whether recovery left alone, at most twice, ends with every published row on the topic once, and nothing else
-    there.
-    """
+    """Return the property that at most two recoveries end with each published row on the topic once, and no other."""
     model = Model(
         surroundings=replace(
             surroundings, takeover_count=surroundings.takeover_count + 2 * (1 + len(surroundings.tickets))
@@ -155,18 +147,16 @@ def test_the_protocol_as_built_keeps_its_promises_in_every_interleaving(disaster
     surroundings = SPACES[disaster]
     properties = {**PROPERTIES, GOES_ON: goes_on(Protocol(), surroundings)}
     if surroundings.recoveries:
-        properties["recovery makes Postgres and Kafka agree"] = is_mended_by_recovery(surroundings)
+        properties["recovery makes Postgres and Kafka agree"] = is_repaired_by_recovery(surroundings)
     result = search(Protocol(), surroundings, properties, names_exchangeable=True)
     row = f"| {disaster} | {len(surroundings.tickets)} | {surroundings.takeover_count} | {result.state_count:,} |"
     show(row)
-    assert (result.violated, told(result.history)) == (None, "")
+    assert (result.violated, rendered(result.history)) == (None, "")
     assert row in PAGE.read_text(), "docs/exactly-once.md quotes other numbers"
 
 
 def makes_visible_what_hung(protocol: Protocol, surroundings: Surroundings) -> Callable[[World], bool]:
-    """Whether a publisher left alone leaves nothing without an end and no row passed over, or fails closed, sending
-    nothing.
-    """
+    """Return the property that a publisher left alone ends what hangs and passes no row over, or fails closed."""
     model = Model(protocol, surroundings)
 
     def holds(world: World) -> bool:
@@ -181,9 +171,7 @@ def makes_visible_what_hung(protocol: Protocol, surroundings: Surroundings) -> C
 
 
 def test_end_markers_that_the_broker_drops_double_nothing_and_lose_nothing() -> None:
-    """A row may be noted in Postgres as published and hang: the commit was answered. So that property is not asked for
-    here.
-    """
+    """A row may be recorded as published and hang, because the commit was answered: that property is not checked."""
     properties = {name: PROPERTIES[name] for name in (NO_DOUBLE, IN_ORDER)}
     properties["what hangs is published, or the publisher fails closed"] = makes_visible_what_hung(
         Protocol(), MARKERS_DROPPED
@@ -192,7 +180,7 @@ def test_end_markers_that_the_broker_drops_double_nothing_and_lose_nothing() -> 
     bounds = f"{len(MARKERS_DROPPED.tickets)} | {MARKERS_DROPPED.takeover_count}"
     row = f"| the end markers of a transaction dropped | {bounds} | {result.state_count:,} |"
     show(row)
-    assert (result.violated, told(result.history)) == (None, "")
+    assert (result.violated, rendered(result.history)) == (None, "")
     assert row in PAGE.read_text(), "docs/exactly-once.md quotes other numbers"
 
 
@@ -219,11 +207,11 @@ def test_recovery_takes_nothing_for_published_whose_event_has_expired() -> None:
     surroundings = Surroundings(tickets="ab", restore_count=1, expiry_count=2, recoveries=True)
     result = search(Protocol(), surroundings, PROPERTIES, names_exchangeable=True)
     show(f"recovery, with events that expire: {result.state_count:,} states")
-    assert (result.violated, told(result.history)) == (None, "")
+    assert (result.violated, rendered(result.history)) == (None, "")
 
 
-# consumers that read an event before its topic was deleted see it again after it was published again; nobody sees it
-# twice on one topic
+# Consumers that read an event before its topic was deleted read it again after it was published again; no consumer
+# reads it twice on one topic.
 ON_ONE_TOPIC: Properties = {
     "no ticket has two events on the topic": lambda world: len({row.ticket for row in world.topic}) == len(world.topic),
     "an event that is published again is the same one": lambda world: (
@@ -251,17 +239,17 @@ def test_missing_events_are_published_again_once_in_every_interleaving(disaster:
     surroundings = replace(WITHOUT_EVENT_TOPIC[disaster], recoveries=True)
     properties = {**ON_ONE_TOPIC, GOES_ON: goes_on(Protocol(), surroundings)}
     if not surroundings.restore_count:
-        # with a restore, what was lost on both sides stays undecided
+        # With a restore, records lost on both sides stay undecided.
         properties["recovery makes the topic whole"] = is_made_whole_by_recovery(surroundings)
     result = search(Protocol(), surroundings, properties, names_exchangeable=True)
     row = f"| {disaster} | {len(surroundings.tickets)} | {surroundings.takeover_count} | {result.state_count:,} |"
     show(row)
-    assert (result.violated, told(result.history)) == (None, "")
+    assert (result.violated, rendered(result.history)) == (None, "")
     assert row in PAGE.read_text(), "docs/exactly-once.md quotes other numbers"
 
 
 def test_missing_events_go_out_in_several_transactions() -> None:
-    """The search above has seen it: the first of two is on the new topic, the second is still to be sent."""
+    """The first of two transactions is on the new topic, the second is still to be sent."""
     surroundings = replace(WITHOUT_EVENT_TOPIC["the event topic emptied, one row to a transaction"], recoveries=True)
 
     def never(world: World) -> bool:
@@ -275,7 +263,7 @@ def test_missing_events_go_out_in_several_transactions() -> None:
 def test_a_recovery_that_does_not_look_at_the_progress_doubles_what_another_one_sent() -> None:
     surroundings = replace(WITHOUT_EVENT_TOPIC["the event topic emptied, two recoveries at once"], recoveries=True)
     result = search(Protocol(progress_checked_before_sending_again=False), surroundings, ON_ONE_TOPIC)
-    history = told(result.history)
+    history = rendered(result.history)
     show(f"recovery does not look at the progress ({result.state_count:,} states)\n{history}")
     assert result.violated == "no ticket has two events on the topic"
     assert f"```text\n{history}\n```" in PAGE.read_text()
@@ -326,7 +314,7 @@ def test_the_shortenings_of_the_search_hide_no_world() -> None:
         seen: set[tuple[object, ...]] = set()
 
         def keep(world: World) -> bool:
-            told_apart = (
+            distinction = (
                 world.rows,
                 world.published_seq,
                 world.era,
@@ -335,7 +323,7 @@ def test_the_shortenings_of_the_search_hide_no_world() -> None:
                 world.harm_count,
                 world.passed,
             )
-            seen.add((*told_apart, world.dropped_count, world.progress[-1:], world.refusal))
+            seen.add((*distinction, world.dropped_count, world.progress[-1:], world.refusal))
             return True
 
         explore([World()], model.successors, {"kept": keep})
@@ -361,7 +349,7 @@ REFUSALS = {
 @pytest.mark.parametrize("refusal", REFUSALS)
 def test_each_refusal_is_reached(refusal: str) -> None:
     result = search(Protocol(), REFUSALS[refusal], {"never": lambda world: world.refusal != refusal})
-    show(f"fails closed, {refusal}\n{told(result.history)}")
+    show(f"fails closed, {refusal}\n{rendered(result.history)}")
     assert result.history[-1].endswith(f"fails closed, {refusal}")
 
 
@@ -428,7 +416,7 @@ def shortest_history(shortcut: Shortcut) -> tuple[int, str]:
     history = result.history
     if shortcut.breaks == GOES_ON and result.final:
         history += left_alone(Model(shortcut.protocol, shortcut.surroundings), result.final)[0]
-    return result.state_count, told(history)
+    return result.state_count, rendered(history)
 
 
 @pytest.mark.parametrize("name", SHORTCUTS)
@@ -480,4 +468,4 @@ def test_what_does_not_break(what: str) -> None:
     protocol, surroundings, properties = HARMLESS[what]
     result = search(protocol, surroundings, properties, names_exchangeable=True)
     show(f"{what}: holds «{'», «'.join(properties)}» ({result.state_count:,} states)")
-    assert (result.violated, told(result.history)) == (None, "")
+    assert (result.violated, rendered(result.history)) == (None, "")

@@ -1,8 +1,4 @@
-"""The world of the protocol's model at one moment, and what must be true of it at every moment.
-
-What belongs here: what Postgres, Kafka and two publishers hold, and the properties. What does not: how one world
-becomes another (``model.py``).
-"""
+"""State of the protocol's model: Postgres, Kafka and two publishers at one moment, and the properties of each state."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -23,8 +19,9 @@ __all__ = [
 
 
 class Row(NamedTuple):
-    """A breach record, or the progress record that names it. A ticket marked again after a restore is another row: its
-    ``era`` differs.
+    """A breach record, or the progress record that names it.
+
+    A ticket marked again after a restore is another row: its ``era`` differs.
     """
 
     seq: int
@@ -36,29 +33,28 @@ class Row(NamedTuple):
 
 
 def listed(rows: tuple[Row, ...]) -> str:
-    """Rows as a history tells them: ``1=a 2=b'`` is ticket a's row with sequence 1, and ticket b's, marked after one
-    restore.
+    """Return rows as histories show them.
+
+    ``1=a 2=b'`` is ticket a's row with sequence 1, and ticket b's with 2, marked after one restore.
     """
     return " ".join(map(str, rows)) or "none"
 
 
 ZERO = Row(0, "", 0)
-"""What the progress topic holds when it is created."""
+"""Record of a new progress topic."""
 NO_RECORD = Row(-1, "", 0)
-"""What a publisher remembers of an empty progress topic."""
+"""Position that a publisher reads from an empty progress topic."""
 
 
 class Transaction(NamedTuple):
-    """What the broker holds of the open Kafka transaction."""
+    """Open Kafka transaction on the broker."""
 
     rows: tuple[Row, ...]
     progress: Row | None
 
 
 class Publisher(NamedTuple):
-    """One process: the last step it has ended, and what it remembers. ``era`` tells the Postgres that its session is
-    with.
-    """
+    """One process: its last step and its memory. ``era`` identifies the Postgres of its session."""
 
     step: str = "idle"
     era: int = 0
@@ -68,14 +64,14 @@ class Publisher(NamedTuple):
     position: Row = ZERO
     batch: tuple[Row, ...] = ()
     given_up_seq: int = 0
-    """Up to here goes the hanging transaction that it has aborted itself."""
+    """Last sequence of the hanging transaction that it has aborted."""
 
 
 IDLE = Publisher()
 
 
 class Repair(NamedTuple):
-    """A recovery under way: what it found, and the progress record that it will write, once Postgres is mended."""
+    """A running recovery: its findings, and the progress record that it will write after the repair of Postgres."""
 
     era: int
     epoch: int
@@ -85,75 +81,69 @@ class Repair(NamedTuple):
     position: int = 0
     target: Row | None = None
     missing: tuple[Row, ...] = ()
-    """Rows to be published again, once Postgres is mended; then no progress record is written by itself."""
+    """Rows to publish again after the repair of Postgres; then no separate progress record is written."""
     seen: tuple[int, tuple[Row, ...]] = (0, ())
-    """``World.committed_so_far`` when it read the progress, before it read the topic, or after its own last
-    transaction.
-    """
+    """``World.committed_so_far`` at its read of the progress, before the topic, or after its own last transaction."""
     sending: bool = False
 
 
 class World(NamedTuple):
-    """Everything at one moment."""
+    """State of everything at one moment."""
 
     publishers: tuple[Publisher, Publisher] = (IDLE, IDLE)
     rows: tuple[Row, ...] = ()
     published_seq: int = 0
     era: int = 0
-    """How often Postgres was restored."""
+    """Number of restores of Postgres."""
     epoch: int = 0
     transaction: Transaction | None = None
     hanging: Transaction | None = None
-    """A transaction whose end markers the broker dropped: no reader gets past its records, and the next markers decide
-    over them.
-    """
+    """A transaction whose end markers the broker dropped: it blocks readers until the next markers end it."""
     late_commit: bool = False
-    """A request to commit is still under way. One of an older epoch is refused, so a new epoch clears this."""
+    """A request to commit is still in flight. One of an older epoch is refused, so a new epoch clears this."""
     progress: tuple[Row, ...] = (ZERO,)
-    """The committed records of the progress topic; only the newest, unless the surroundings can bring an older one
-    back.
-    """
+    """Committed records of the progress topic; only the newest, unless a disaster can bring an older one back."""
     visible: tuple[Row, ...] = ()
-    """The events that a read_committed consumer has seen."""
+    """Events that a read_committed consumer has read."""
     expired_seq: int = 0
-    """Up to here the event topic has forgotten them."""
+    """Last sequence whose event has expired."""
     dropped_count: int = 0
-    """So many of the first of them went with an event topic that was deleted."""
+    """Number of the first visible events that were lost with a deleted event topic."""
     deletion_count: int = 0
-    """How often it was deleted, and made anew."""
+    """Number of its deletions and re-creations."""
     harm_count: int = 0
-    """How often the progress topic was harmed."""
+    """Number of losses of the progress topic, or of a record of it."""
     passed: Row | None = None
-    """A row that was taken for published though it is not visible."""
+    """A row that counts as published though its event is not visible."""
     repair: Repair | None = None
     frozen: Repair | None = None
-    """A recovery that stands still while another one runs; it has not noticed that the lock is lost."""
+    """A paused recovery while another one runs; it has not detected the loss of the lock."""
     refusal: str | None = None
-    """Why a publisher has just failed closed."""
+    """Reason for which a publisher has just failed closed."""
 
     @property
     def topic(self) -> tuple[Row, ...]:
-        """The events that are on the topic now."""
+        """Events on the topic now."""
         return tuple(row for row in self.visible[self.dropped_count :] if row.seq > self.expired_seq)
 
     @property
     def committed_so_far(self) -> tuple[int, tuple[Row, ...]]:
-        """What differs once anybody has committed anything."""
+        """Value that every commit changes."""
         return len(self.visible), self.progress[-1:]
 
     def with_publisher(self, index: int, publisher: Publisher, **changes: Any) -> "World":
-        """The same world with another state of one publisher, and other ``changes``."""
+        """Return the same world with another state of one publisher, and other ``changes``."""
         return self._replace(
             publishers=(publisher, self.publishers[1]) if index == 0 else (self.publishers[0], publisher), **changes
         )
 
     def fenced(self) -> "World":
-        """After a new epoch has begun: what was open is aborted, and what hangs along with it."""
+        """Return the world after a new epoch: the open transaction is aborted, and a hanging one with it."""
         hanging = None if self.transaction else self.hanging
         return self._replace(epoch=self.epoch + 1, transaction=None, hanging=hanging, late_commit=False)
 
     def committed(self) -> "World":
-        """After the open transaction, if there is one, has been committed, and what hangs along with it."""
+        """Return the world after the commit of the open transaction, if any, and of a hanging one with it."""
         if self.transaction is None:
             return self
         ended = [each for each in (self.hanging, self.transaction) if each]
@@ -162,14 +152,15 @@ class World(NamedTuple):
         return self._replace(transaction=None, hanging=None, visible=visible, progress=progress)
 
     def taken_for_published(self, seq: int) -> "World":
-        """After somebody took all rows up to ``seq`` for published; keeps in mind one for which that is not true."""
+        """Return the world after all rows up to ``seq`` were counted as published; keep one that is not visible."""
         passed = next((row for row in self.rows[:seq] if row not in self.visible), None)
         return self._replace(passed=passed) if passed else self
 
 
 def agree(world: World) -> bool:
-    """Whether the progress record can be true of this Postgres: its row is there as it was published, and
-    ``published_seq`` not ahead.
+    """Return whether Postgres agrees with the progress record.
+
+    The record's row exists as it was published, and ``published_seq`` is not ahead.
     """
     if not world.progress:
         return False
@@ -187,6 +178,8 @@ PROPERTIES: Mapping[str, Callable[[World], bool]] = {
     ),
     "no false alarm": lambda world: bool(world.era or world.harm_count) or world.refusal is None,
 }
-"""A row is passed over when a publisher's position, or ``published_seq``, is beyond it in the present Postgres and no
-event tells it.
+"""Properties of every state.
+
+A row is passed over when a publisher's position, or ``published_seq``, is beyond it in the present Postgres and it has
+no event.
 """
