@@ -60,7 +60,9 @@ odd_text = st.one_of(
 odd_values: st.SearchStrategy[Any] = st.one_of(
     st.integers(-5, 1_010),
     st.integers(),
-    st.sampled_from([10**30, -(2**63), 2**64, 10**5_000, -(10**5_000)]),
+    st.sampled_from([10**30, -(2**63), 2**64]),
+    # Made from its sign: Hypothesis prints sampled values with their strategy, and Python refuses to print this number.
+    st.sampled_from([1, -1]).map(lambda sign: sign * 10**5_000),
     st.floats(),
     st.booleans(),
     st.none(),
