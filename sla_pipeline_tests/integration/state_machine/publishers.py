@@ -1,10 +1,11 @@
 """Publishers that die, lose their session, or are paused while another takes over (SPEC 7.2, 8)."""
 
 import threading
+import time
 from collections import Counter
 
 from sla_pipeline.errors import KafkaUnavailable, PostgresUnavailable, PublisherFenced
-from sla_pipeline.kafka.relay import Relay
+from sla_pipeline.kafka.relay import PUBLISH_SECONDS, Relay
 from sla_pipeline_tests.integration.state_machine.system_under_test import SystemUnderTest, through_outages
 
 __all__ = ["Crashed", "PausedPublisher", "overtake", "publish", "publish_and_die", "publish_with_its_session_cut"]
@@ -17,20 +18,30 @@ class Crashed(BaseException):
 
 
 def publish(system: SystemUnderTest, relay: Relay) -> None:
-    """Publish all unpublished records."""
+    """Publish all unpublished records; repeat when a busy machine uses up the time of a publisher."""
 
     def attempt() -> None:
-        with system.outbox() as outbox:
-            relay.publish(outbox, run_id="publisher")
+        out_of_time = True
+        while out_of_time:
+            began = time.monotonic()
+            with system.outbox() as outbox:
+                relay.publish(outbox, run_id="publisher")
+                out_of_time = _is_out_of_time(began) and outbox.published_seq() < outbox.last_seq()
 
     through_outages(attempt)
+
+
+def _is_out_of_time(began: float) -> bool:
+    """Return whether a publisher may have ended early, without an error, because its time was nearly up."""
+    return time.monotonic() - began > PUBLISH_SECONDS / 2
 
 
 def publish_and_die(system: SystemUnderTest, *, step: str, nth: int, transaction_limit: int) -> bool:
     """Run a publisher that dies at the ``nth`` end of ``step``, without closing its producer.
 
-    Returns False when it finished before.
+    Returns False when it finished before, with all records published.
     """
+    began = time.monotonic()
     outbox = system.outbox()
     seen: Counter[str] = Counter()
 
@@ -49,7 +60,7 @@ def publish_and_die(system: SystemUnderTest, *, step: str, nth: int, transaction
         return True
     finally:
         outbox.close()
-    return False
+    return _is_out_of_time(began)
 
 
 def publish_with_its_session_cut(system: SystemUnderTest, *, step: str) -> None:
