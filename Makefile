@@ -36,7 +36,7 @@ check: install ## lint, format, types, direction of imports
 bench: install ## three speed ratios, each taken inside one run
 	@$(RUN) $(BIN)/python -m sla_pipeline_tests.benchmarks
 
-chaos: install ## kills and freezes everything while tickets are marked, then counts events; KILLS= TICKETS= SECONDS= SEED=
+chaos: install ## kills and pauses everything while tickets are marked, then counts events; KILLS= TICKETS= SECONDS= SEED=
 	@$(RUN) $(BIN)/python -m sla_pipeline_tests.chaos \
 	    $(call option,KILLS,--kills) $(call option,TICKETS,--tickets) $(call option,SECONDS,--seconds) $(call option,SEED,--seed)
 

@@ -101,8 +101,8 @@ class Ratio:
     """Comparison of two sides: seconds are medians, ``ratio`` is the median of the rounds' ratios."""
 
     name: str
-    ours_seconds: float
-    other_seconds: float
+    product_seconds: float
+    baseline_seconds: float
     ratio: float
     least: float
     greatest: float
@@ -116,9 +116,9 @@ def _timed(work: Callable[[], object]) -> float:
 
 
 def _ratio(name: str, target: float, rounds: list[tuple[float, float]]) -> Ratio:
-    ratios = [ours / other for ours, other in rounds]
-    ours, other = (statistics.median(column) for column in zip(*rounds, strict=True))
-    return Ratio(name, ours, other, statistics.median(ratios), min(ratios), max(ratios), target)
+    ratios = [product / baseline for product, baseline in rounds]
+    product, baseline = (statistics.median(column) for column in zip(*rounds, strict=True))
+    return Ratio(name, product, baseline, statistics.median(ratios), min(ratios), max(ratios), target)
 
 
 def _fill(
@@ -143,18 +143,18 @@ def _marking(owner_url: str, rounds: int) -> Ratio:
         database = Database(PostgresSettings(owner_url))
         measured = []
 
-        def ours() -> None:
+        def product() -> None:
             claim = steps.claim_overdue(database, _Clock(), CycleInput(), run_id="benchmark")
             steps.mark_breached(database, claim)
             if claim.totals.processed_count != _COUNT or claim.totals.batch_count != 20:
                 raise SystemExit(f"marked {claim.totals.processed_count} in {claim.totals.batch_count} batches")
 
-        def other() -> None:
+        def baseline() -> None:
             owner.execute(_ONE_STATEMENT, {"now": datetime.now(UTC)})
 
         for number in range(rounds + 1):
             pair, written = [], []
-            for work in (ours, other):
+            for work in (product, baseline):
                 _reset_marks(owner)
                 pair.append(_timed(work))
                 written += owner.execute(_WRITTEN).fetchall()
@@ -177,7 +177,7 @@ def _publishing(owner_url: str, bootstrap_servers: str, rounds: int) -> Ratio:
         owner.execute(_ONE_STATEMENT, {"now": datetime.now(UTC)})
         owner.execute("create table benchmark_records as select * from support.ticket_sla_breaches")
 
-        def other() -> None:
+        def baseline() -> None:
             producer = Producer(
                 {
                     "bootstrap.servers": bootstrap_servers,
@@ -193,13 +193,13 @@ def _publishing(owner_url: str, bootstrap_servers: str, rounds: int) -> Ratio:
             if producer.flush(60):
                 raise SystemExit("the plain producer left records over")
 
-        def ours() -> None:
+        def product() -> None:
             with PostgresOutbox(PostgresSettings(owner_url)) as outbox:
                 if relay.publish(outbox, run_id="benchmark").published_count != _COUNT:
                     raise SystemExit("not all records were published")
 
         for number in range(rounds + 1):
-            pair = (_timed(ours), _timed(other))
+            pair = (_timed(product), _timed(baseline))
             if number:
                 measured.append(pair)
             # ten thousand more copies of the records to publish
@@ -270,12 +270,12 @@ def main(
             console.print("idling ...")
             ratios.append(_idling(urls["small"], urls["large"], kafka.bootstrap_servers, rounds))
     table = Table(
-        "what", "ours, s", "other, s", "ratio", "least-greatest", "target", title=f"medians of {rounds} rounds"
+        "what", "product, s", "baseline, s", "ratio", "least-greatest", "target", title=f"medians of {rounds} rounds"
     )
     for r in ratios:
         spread = f"{r.least:.2f}-{r.greatest:.2f}"
         table.add_row(
-            r.name, f"{r.ours_seconds:.3f}", f"{r.other_seconds:.3f}", f"{r.ratio:.2f}", spread, f"{r.target:.2f}"
+            r.name, f"{r.product_seconds:.3f}", f"{r.baseline_seconds:.3f}", f"{r.ratio:.2f}", spread, f"{r.target:.2f}"
         )
     Console(width=140).print(table)
     json_file.parent.mkdir(parents=True, exist_ok=True)

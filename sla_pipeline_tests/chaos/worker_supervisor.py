@@ -108,20 +108,20 @@ class WorkerSupervisor(threading.Thread):
         return is_last_cycle
 
     def _start(self, generation: int) -> "tuple[Connection[Reply, WorkerMessage], ForkServerProcess]":
-        ours, theirs = _processes.Pipe()
+        supervisor_end, worker_end = _processes.Pipe()
         settings = replace(self._settings, seed=f"{self._settings.seed} {generation}")
         process = _processes.Process(
-            target=work, args=(theirs, settings), name=f"worker {self.number}.{generation}", daemon=True
+            target=work, args=(worker_end, settings), name=f"worker {self.number}.{generation}", daemon=True
         )
         with _starting:
             process.start()
-        theirs.close()
+        worker_end.close()
         with self._state.changed:
             self._process, self._killed, self._last_step = process, False, "start"
             if self._state.aborted:
                 self._killed = True
                 process.kill()
-        return ours, process
+        return supervisor_end, process
 
     def _at_step(self, process: ForkServerProcess, pipe: "Connection[Reply, WorkerMessage]", step: str) -> None:
         self._last_step = step

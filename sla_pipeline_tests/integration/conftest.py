@@ -26,7 +26,7 @@ class Cycle(Protocol):
 
     def __call__(
         self,
-        given: CycleInput | None = None,
+        cycle_input: CycleInput | None = None,
         *,
         clock: Clock = ...,
         run_id: str | None = None,
@@ -87,14 +87,16 @@ def other_pod(worker_url: str, kafka_settings: KafkaSettings, clock: SimulatedCl
 
 def _cycle_of(database: Database, relay: Relay, default_clock: Clock) -> Cycle:
     def run(
-        given: CycleInput | None = None,
+        cycle_input: CycleInput | None = None,
         *,
         clock: Clock = default_clock,
         run_id: str | None = None,
         should_stop: ShouldStop = lambda: False,
         on_step: OnStep = no_step,
     ) -> CycleTotals:
-        return run_cycle(database, relay, given, clock=clock, run_id=run_id, should_stop=should_stop, on_step=on_step)
+        return run_cycle(
+            database, relay, cycle_input, clock=clock, run_id=run_id, should_stop=should_stop, on_step=on_step
+        )
 
     return run
 
