@@ -1,9 +1,8 @@
 """Fixtures that give every test a clean database and topics of its own on real servers.
 
-What belongs here: fixtures that more than one folder uses. What does not: how the servers are started and shared
-(``shared_servers.py``). One migrated template database per test process, one copy of it per test. Nothing is started
-until a test asks for it, so the unit tests need no server. SLA_TEST_POSTGRES_URL (a superuser's) and
-SLA_TEST_KAFKA_BOOTSTRAP_SERVERS name running servers to use instead.
+Each test process has one migrated template database; each test gets a copy of it. A server starts when the first test
+uses it, so the unit tests need none. ``SLA_TEST_POSTGRES_URL`` (of a superuser) and
+``SLA_TEST_KAFKA_BOOTSTRAP_SERVERS`` select running servers instead. ``shared_servers.py`` starts and shares servers.
 """
 
 import contextlib
@@ -26,55 +25,53 @@ from psycopg import conninfo, sql
 from pytest_postgresql.janitor import DatabaseJanitor
 
 from sla_pipeline.embedded import EmbeddedKafka, EmbeddedPostgres, embedded_kafka, embedded_postgres
-from sla_pipeline_tests.shared_servers import AskedServers, OwnServers, Servers, ServersDesk, server_folder
+from sla_pipeline_tests.shared_servers import AddressServer, ControllerServers, OwnServers, Servers, server_folder
 
 if TYPE_CHECKING:
     from sla_pipeline.kafka.settings import KafkaSettings
 
 _SERVERS: pytest.StashKey[Servers] = pytest.StashKey()
-_DESK: pytest.StashKey[ServersDesk] = pytest.StashKey()
+_ADDRESS_SERVER: pytest.StashKey[AddressServer] = pytest.StashKey()
 _BROKER_LOGS: pytest.StashKey[list[Path]] = pytest.StashKey()
 _KEPT_LOGS = Path(__file__).parents[1] / "build" / "broker-logs"
 _LOG_TAIL_LINES = 40
 
-# names this process among all that use the same servers
+# distinguishes this process from others on the same servers
 _PROCESS = f"{os.environ.get('PYTEST_XDIST_WORKER', 'main')}_{uuid.uuid4().hex[:8]}"
 _numbers = itertools.count(1)
-# migrations make roles, which all databases of a server share; this number, ours alone, lets one process migrate at a
-# time
+# key of the advisory lock that serializes migrations: they create roles, which all databases of a server share
 _MIGRATION_LOCK = 7_305_183_124
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # a shell starts what it puts into the background with Ctrl-C ignored, and the programs that tests start would
-    # inherit that
+    # a shell starts background jobs with SIGINT ignored, and programs that tests start would inherit that
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if worker_input := getattr(config, "workerinput", None):
-        config.stash[_SERVERS] = AskedServers(worker_input["servers_address"], worker_input["servers_key"])
+        config.stash[_SERVERS] = ControllerServers(worker_input["servers_address"], worker_input["servers_key"])
     else:
         config.stash[_SERVERS] = OwnServers()
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    """Called by pytest-xdist in the controller for each worker."""
+    """Pass the address server to a worker; pytest-xdist calls this hook in the controller."""
     stash = node.config.stash
-    if _DESK not in stash:
-        stash[_DESK] = ServersDesk(stash[_SERVERS])
-    node.workerinput |= {"servers_address": stash[_DESK].address, "servers_key": stash[_DESK].key}
+    if _ADDRESS_SERVER not in stash:
+        stash[_ADDRESS_SERVER] = AddressServer(stash[_SERVERS])
+    node.workerinput |= {"servers_address": stash[_ADDRESS_SERVER].address, "servers_key": stash[_ADDRESS_SERVER].key}
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    if desk := config.stash.get(_DESK, None):
-        desk.close()
+    if address_server := config.stash.get(_ADDRESS_SERVER, None):
+        address_server.close()
     if isinstance(servers := config.stash.get(_SERVERS, None), OwnServers):
         servers.close()
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Keeps the log of a failed test's own broker in ``build/``, and shows its end."""
+    """Keep the log of a failed test's own broker in ``build/``, and report its end."""
     report = yield
     if report.failed:
         logs: list[Path] = item.stash.get(_BROKER_LOGS, [])
@@ -89,7 +86,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 @pytest.fixture(scope="session")
 def postgres_server_url(request: pytest.FixtureRequest) -> str:
-    """Superuser's URL of the shared server's maintenance database."""
+    """URL of the shared server's maintenance database, as superuser."""
     return request.config.stash[_SERVERS].postgres_url()
 
 
@@ -113,9 +110,7 @@ def migrated_template(postgres_server_url: str) -> Iterator[str]:
 
 @pytest.fixture(autouse=True)
 def unconfigured_log(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever configures the package's log in a test does it for this test: the standard error of that moment is closed
-    afterwards.
-    """
+    """Undo a test's configuration of the package's logger, since its standard error stream is closed afterwards."""
     logger = logging.getLogger("sla_pipeline")
     monkeypatch.setattr(logger, "handlers", [])
     monkeypatch.setattr(logger, "propagate", True)
@@ -123,14 +118,14 @@ def unconfigured_log(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def owner_url(postgres_server_url: str, migrated_template: str) -> Iterator[str]:
-    """A clean migrated database, as superuser. It is dropped after the test, whoever is still connected."""
+    """URL of a clean migrated database, as superuser. It is dropped after the test in spite of open sessions."""
     with _database(postgres_server_url, f"test_{_PROCESS}_{next(_numbers)}", template_dbname=migrated_template) as url:
         yield url
 
 
 @pytest.fixture(scope="session")
 def worker_login(postgres_server_url: str, migrated_template: str) -> Iterator[tuple[str, str]]:
-    """Name and password of a login with the rights of the worker, and no others."""
+    """Name and password of a login with the worker's rights only."""
     name, password = f"worker_{_PROCESS}", secrets.token_urlsafe(16)
     role = sql.Identifier(name)
     with psycopg.connect(postgres_server_url, autocommit=True) as connection:
@@ -144,14 +139,14 @@ def worker_login(postgres_server_url: str, migrated_template: str) -> Iterator[t
 
 @pytest.fixture
 def worker_url(owner_url: str, worker_login: tuple[str, str]) -> str:
-    """The database of ``owner_url``, as a login that is a member of ``sla_worker`` and of nothing else."""
+    """URL of the database of ``owner_url``, as a login that is a member of ``sla_worker`` only."""
     server = urlsplit(owner_url)
     return server._replace(netloc=f"{':'.join(worker_login)}@{server.netloc.rpartition('@')[2]}").geturl()
 
 
 @pytest.fixture
 def kafka_settings(kafka_bootstrap: str) -> "KafkaSettings":
-    """Settings with topics of their own, which exist; the progress topic holds its first record."""
+    """Settings with new, existing topics; the progress topic holds its first record."""
     from sla_pipeline.kafka.settings import KafkaSettings  # noqa: PLC0415 - unit tests must not pay for them
     from sla_pipeline.kafka.topics import create_topics  # noqa: PLC0415
 
@@ -163,45 +158,45 @@ def kafka_settings(kafka_bootstrap: str) -> "KafkaSettings":
 
 
 class BrokerFactory(Protocol):
-    """Starts one more broker of the test's own; ``properties`` go on top of the usual ones."""
+    """Factory of brokers for one test; ``properties`` override the usual ones."""
 
     def __call__(self, properties: Mapping[str, object] | None = None) -> EmbeddedKafka: ...
 
 
 class PostgresFactory(Protocol):
-    """Starts one more server of the test's own, without databases. ``durable=False`` still survives ``kill``."""
+    """Factory of servers without databases for one test. With ``durable=False`` the data still survives ``kill``."""
 
     def __call__(self, *, durable: bool = False) -> EmbeddedPostgres: ...
 
 
 @pytest.fixture
 def own_broker(request: pytest.FixtureRequest) -> Iterator[BrokerFactory]:
-    """For tests that stop, kill or pause brokers: each call starts one, the end of the test ends them."""
+    """Factory of brokers that a test may stop, kill or pause; they end with the test."""
     logs = request.node.stash.setdefault(_BROKER_LOGS, [])
-    with contextlib.ExitStack() as up:
+    with contextlib.ExitStack() as stack:
 
         def start(properties: Mapping[str, object] | None = None) -> EmbeddedKafka:
-            folder = up.enter_context(server_folder())
+            folder = stack.enter_context(server_folder())
             logs.append(folder / "kafka.log")
-            return up.enter_context(embedded_kafka(folder, properties=properties))
+            return stack.enter_context(embedded_kafka(folder, properties=properties))
 
         yield start
 
 
 @pytest.fixture
 def own_postgres() -> Iterator[PostgresFactory]:
-    """For tests that stop, kill or pause servers: each call starts one, the end of the test ends them."""
-    with contextlib.ExitStack() as up:
+    """Factory of PostgreSQL servers that a test may stop, kill or pause; they end with the test."""
+    with contextlib.ExitStack() as stack:
 
         def start(*, durable: bool = False) -> EmbeddedPostgres:
-            return up.enter_context(embedded_postgres(up.enter_context(server_folder()), durable=durable))
+            return stack.enter_context(embedded_postgres(stack.enter_context(server_folder()), durable=durable))
 
         yield start
 
 
 @contextlib.contextmanager
 def _database(server_url: str, name: str, **options: Any) -> Iterator[str]:
-    """Makes the database ``name``, yields its URL, drops it. ``options`` are the janitor's."""
+    """Create the database ``name``, yield its URL, and drop it. ``options`` are the janitor's."""
     parameters = conninfo.conninfo_to_dict(server_url)
     janitor = DatabaseJanitor(
         host=str(parameters["host"]),

@@ -1,6 +1,4 @@
-"""Going on as a user without rights: root may write everywhere, so a test of a folder that cannot be written would
-prove nothing.
-"""
+"""Drop of root's rights: root may write everywhere, so a test of a read-only folder would prove nothing."""
 
 import contextlib
 import os
@@ -10,13 +8,13 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def without_rights() -> Iterator[None]:
-    """Root goes on as nobody, with the processes that it starts; for everyone else nothing changes."""
+    """Run the block, and processes started in it, as nobody when the user is root; otherwise change nothing."""
     if os.geteuid() != 0:
         yield
         return
     nobody = pwd.getpwnam("nobody").pw_uid
-    # the real one too: what is run by a user other than the real one does not find its libraries. The third is the way
-    # back
+    # The real id changes too: with a different effective id the loader ignores library paths. The saved id stays root
+    # for the way back.
     os.setresuid(nobody, nobody, 0)
     try:
         yield

@@ -1,9 +1,7 @@
-"""One PostgreSQL and one Kafka for all processes of a test run, each started when the first test asks for it.
+"""One PostgreSQL and one Kafka for all processes of a test run, each started when the first test uses it.
 
-What belongs here: who starts the servers and how the others learn their addresses. What does not: what is in them
-(``conftest.py``). Under pytest-xdist the controller owns the servers, because it outlives its workers; it cannot know
-what they will need, since they alone collect the tests. So they ask, over a socket whose address travels in
-``workerinput``.
+Under pytest-xdist the controller owns the servers because it outlives its workers. Only the workers collect tests, so
+only they know which servers they need: they request the address over a socket whose own address is in ``workerinput``.
 """
 
 import contextlib
@@ -23,77 +21,77 @@ KAFKA_VARIABLE = "SLA_TEST_KAFKA_BOOTSTRAP_SERVERS"
 
 
 class Servers(Protocol):
-    """Where a test process gets the addresses from. Both raise ``ServiceError`` when the server does not start."""
+    """Source of the servers' addresses. Both methods raise ``ServiceError`` when the server does not start."""
 
     def postgres_url(self) -> str:
-        """Superuser's URL of the maintenance database."""
+        """Return the URL of the maintenance database, as superuser."""
         ...
 
     def kafka_bootstrap_servers(self) -> str:
-        """The broker's ``host:port``."""
+        """Return the broker's ``host:port``."""
         ...
 
 
 class OwnServers:
-    """Servers of this process: those that the environment names, or else embedded ones, ended by ``close``."""
+    """Servers of this process: those in the environment, or else embedded ones, which ``close`` ends."""
 
     def __init__(self) -> None:
-        self._up = contextlib.ExitStack()
-        self._starting = threading.Lock()
+        self._stack = contextlib.ExitStack()
+        self._lock = threading.Lock()
         self._postgres_url = os.environ.get(POSTGRES_VARIABLE)
         self._bootstrap_servers = os.environ.get(KAFKA_VARIABLE)
 
     def postgres_url(self) -> str:
-        with self._starting:
+        with self._lock:
             if self._postgres_url is None:
-                self._postgres_url = self._up.enter_context(embedded_postgres(self._folder(), durable=False)).url
+                self._postgres_url = self._stack.enter_context(embedded_postgres(self._folder(), durable=False)).url
             return self._postgres_url
 
     def kafka_bootstrap_servers(self) -> str:
-        with self._starting:
+        with self._lock:
             if self._bootstrap_servers is None:
-                self._bootstrap_servers = self._up.enter_context(embedded_kafka(self._folder())).bootstrap_servers
+                self._bootstrap_servers = self._stack.enter_context(embedded_kafka(self._folder())).bootstrap_servers
             return self._bootstrap_servers
 
     def close(self) -> None:
-        with self._starting:
-            self._up.close()
+        with self._lock:
+            self._stack.close()
 
     def _folder(self) -> Path:
-        return self._up.enter_context(server_folder())
+        return self._stack.enter_context(server_folder())
 
 
-class AskedServers:
-    """Servers of xdist's controller, for its workers."""
+class ControllerServers:
+    """Servers of xdist's controller, as its workers reach them."""
 
     def __init__(self, address: tuple[str, int], key: bytes) -> None:
         self._address = address
         self._key = key
 
     def postgres_url(self) -> str:
-        return self._ask("postgres")
+        return self._request("postgres")
 
     def kafka_bootstrap_servers(self) -> str:
-        return self._ask("kafka")
+        return self._request("kafka")
 
-    def _ask(self, name: str) -> str:
+    def _request(self, name: str) -> str:
         with Client(self._address, authkey=self._key) as connection:
             connection.send(name)
-            found, answer = connection.recv()
-        if not found:
-            raise ServiceError(answer)
-        return str(answer)
+            started, address_or_error = connection.recv()
+        if not started:
+            raise ServiceError(address_or_error)
+        return str(address_or_error)
 
 
-class ServersDesk:
-    """Answers ``AskedServers`` in a thread of the controller, from its ``OwnServers``."""
+class AddressServer:
+    """Thread of the controller that sends the addresses of its ``OwnServers`` to ``ControllerServers``."""
 
     def __init__(self, servers: OwnServers) -> None:
-        self._answers = {"postgres": servers.postgres_url, "kafka": servers.kafka_bootstrap_servers}
+        self._addresses = {"postgres": servers.postgres_url, "kafka": servers.kafka_bootstrap_servers}
         self.key = os.urandom(16)
-        # not AF_UNIX: a socket's path may not exceed 107 bytes, and one in a deep temporary folder does
+        # not AF_UNIX: a socket's path is limited to 107 bytes, which a deep temporary folder exceeds
         self._listener = Listener(("127.0.0.1", 0), authkey=self.key)
-        self._thread = threading.Thread(target=self._serve, name="servers-desk", daemon=True)
+        self._thread = threading.Thread(target=self._serve, name="address-server", daemon=True)
         self._thread.start()
 
     @property
@@ -109,27 +107,26 @@ class ServersDesk:
 
     def _serve(self) -> None:
         while True:
-            with (
-                self._listener.accept() as connection,
-                contextlib.suppress(EOFError, OSError),
-            ):  # a worker may die while it waits
+            # a worker may die while it waits
+            with self._listener.accept() as connection, contextlib.suppress(EOFError, OSError):
                 name = connection.recv()
                 if name == "close":
                     return
-                self._answer(connection, name)
+                self._send(connection, name)
 
-    def _answer(self, connection: Connection, name: str) -> None:
+    def _send(self, connection: Connection, name: str) -> None:
         try:
-            answer = (True, self._answers[name]())
+            result = (True, self._addresses[name]())
         except SlaPipelineError as error:
-            answer = (False, str(error))
-        connection.send(answer)
+            result = (False, str(error))
+        connection.send(result)
 
 
 @contextlib.contextmanager
 def server_folder() -> Iterator[Path]:
-    """A temporary folder for a server's state; everybody may pass through it, since root's PostgreSQL runs as
-    nobody.
+    """Yield a temporary folder for a server's state.
+
+    Every user may enter it, since PostgreSQL runs as nobody when root starts it.
     """
     with tempfile.TemporaryDirectory(prefix="sla-tests-") as name:
         folder = Path(name)

@@ -1,8 +1,6 @@
-"""Tickets as the support service writes them, and what its operators do to them.
+"""Rows of ``support.tickets`` for tests, and the changes that operators make.
 
-What belongs here: rows of ``support.tickets`` that a test sets its scene with, and a look at what became of them. What
-does not: fixtures (``conftest.py``), and anything that the monitor does. Every connection is the support service's:
-autocommit, its own rights.
+Every connection belongs to the support service: autocommit, with its own rights.
 """
 
 import uuid
@@ -15,14 +13,14 @@ from psycopg import sql
 from psycopg.rows import dict_row
 
 NOW = datetime(2026, 11, 30, 12, tzinfo=UTC)
-"""What the ``clock`` fixture says at the start of a test."""
+"""Time of the ``clock`` fixture at the start of a test."""
 MICROSECOND = timedelta(microseconds=1)
 MINUTE = timedelta(minutes=1)
 HOUR = timedelta(hours=1)
 TENANT = "0a11ce00-0000-4000-8000-000000000001"
 QUEUE = "0b0b0000-0000-4000-8000-000000000002"
 
-# what a ticket is unless a test says otherwise: new, nobody has replied, both deadlines ahead
+# defaults of a ticket: new, no reply, both deadlines ahead
 _DEFAULTS: dict[str, Any] = {
     "tenant_id": TENANT,
     "queue_id": QUEUE,
@@ -39,27 +37,25 @@ _DEFAULTS: dict[str, Any] = {
     "updated_at": NOW - 4 * HOUR,
 }
 FIRST_RESPONSE_OVERDUE: dict[str, Any] = {"status": "New", "first_response_due_at": NOW - MINUTE}
-"""New, no reply, a minute late."""
+"""New, no reply, one minute late."""
 RESOLUTION_OVERDUE: dict[str, Any] = {
     "status": "InWork",
     "first_response_due_at": NOW - 3 * HOUR,
     "first_response_at": NOW - 4 * HOUR,
     "resolution_due_at": NOW - MINUTE,
 }
-"""Replied in time, in work, a minute late to be resolved."""
+"""Replied in time, in work, resolution one minute late."""
 
 
 def make_ticket(connection: psycopg.Connection[Any], **overrides: Any) -> str:
-    """One ticket; returns its id."""
+    """Insert one ticket and return its id."""
     return make_tickets(connection, 1, **overrides)[0]
 
 
 def make_tickets(
     connection: psycopg.Connection[Any], count: int, *, apart: timedelta = timedelta(milliseconds=1), **overrides: Any
 ) -> list[str]:
-    """``count`` tickets, each due ``apart`` later than the one before (first response); returns their ids in that
-    order.
-    """
+    """Insert ``count`` tickets with first responses due ``apart`` from each other; return their ids in that order."""
     columns = {**_DEFAULTS, **overrides}
     ids = [str(columns.pop("id", None) or uuid.uuid4()) for _ in range(count)]
     number = columns.pop("number", None)
@@ -74,7 +70,7 @@ def make_tickets(
 
 
 def before_update(connection: psycopg.Connection[Any], body: str) -> None:
-    """A trigger of the support service; ``body`` is PL/pgSQL and sees ``new``."""
+    """Create a trigger of the support service; ``body`` is PL/pgSQL and may use ``new``."""
     connection.execute(
         f"create function support.before_update() returns trigger language plpgsql as $$ begin {body} return new; "
         "end $$"
@@ -86,7 +82,7 @@ def before_update(connection: psycopg.Connection[Any], body: str) -> None:
 
 
 def change(connection: psycopg.Connection[Any], ticket_id: str, **values: object) -> int:
-    """What an operator or a script does to one ticket; returns the number of rows that were updated."""
+    """Update one ticket as an operator or a script does; return the number of updated rows."""
     assignments = sql.SQL(", ").join(
         sql.SQL("{} = {}").format(sql.Identifier(name), sql.Placeholder(name)) for name in values
     )
@@ -95,22 +91,22 @@ def change(connection: psycopg.Connection[Any], ticket_id: str, **values: object
 
 
 def reply(connection: psycopg.Connection[Any], ticket_id: str, *, at: datetime = NOW) -> None:
-    """The first public reply."""
+    """Record the first public reply."""
     change(connection, ticket_id, first_response_at=at, updated_at=at)
 
 
 def resolve(connection: psycopg.Connection[Any], ticket_id: str, *, at: datetime = NOW) -> None:
-    """The operator's Resolve."""
+    """Resolve the ticket."""
     change(connection, ticket_id, status="Resolved", resolved_at=at, updated_at=at)
 
 
 def close(connection: psycopg.Connection[Any], ticket_id: str, *, at: datetime = NOW) -> None:
-    """The operator's Close, of a ticket that nobody answered."""
+    """Close the ticket without a reply."""
     change(connection, ticket_id, status="Closed", updated_at=at)
 
 
 def look(connection: psycopg.Connection[Any], ticket_id: str) -> dict[str, Any]:
-    """The whole row."""
+    """Return the whole row."""
     with connection.cursor(row_factory=dict_row) as cursor:
         row = cursor.execute("select * from support.tickets where id = %s", (ticket_id,)).fetchone()
     assert row is not None
@@ -118,17 +114,15 @@ def look(connection: psycopg.Connection[Any], ticket_id: str) -> dict[str, Any]:
 
 
 def is_breached(connection: psycopg.Connection[Any], ticket_id: str) -> bool:
-    """Whether the ticket is marked."""
+    """Return whether the ticket is marked."""
     return bool(look(connection, ticket_id)["sla_breached"])
 
 
 def breached_ids(connection: psycopg.Connection[Any]) -> set[str]:
-    """The ids of all marked tickets."""
+    """Return the ids of all marked tickets."""
     return {str(ticket_id) for (ticket_id,) in connection.execute("select id from support.tickets where sla_breached")}
 
 
 def row_versions(connection: psycopg.Connection[Any]) -> Sequence[tuple[Any, ...]]:
-    """Where each row version lies and which transactions wrote or locked it: equal looks mean that nobody wrote in
-    between.
-    """
+    """Return place and transactions of each row version; equal results mean no write or lock in between."""
     return connection.execute("select id, ctid, xmin, xmax from support.tickets order by id").fetchall()

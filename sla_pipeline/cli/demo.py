@@ -75,12 +75,12 @@ def demo(
     Ctrl-C stops all of it.
     """
     from sla_pipeline.audit.report import as_table  # noqa: PLC0415
-    from sla_pipeline.demo.stage import run_demo  # noqa: PLC0415
+    from sla_pipeline.demo.run import run_demo  # noqa: PLC0415
 
     _without_log()
     with interrupted_by_any_signal():
         try:
-            report = run_demo(state.resolve(), cycles=cycles, say=out.print)
+            report = run_demo(state.resolve(), cycles=cycles, print_line=out.print)
         except KeyboardInterrupt:
             out.print("stopped")
             return

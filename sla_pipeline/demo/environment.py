@@ -1,7 +1,7 @@
-"""Environment of the demo's processes, and the file that gives it to a second shell.
+"""Environment of the demo's processes, and the file that sets it in a second shell.
 
 The demo chooses every address itself. A variable of the caller's shell (another topic, libpq's ``PGHOSTADDR``, an HTTP
-proxy that takes 127.0.0.1 too) would send one of its processes elsewhere, so none of them is inherited.
+proxy for 127.0.0.1) would redirect one of its processes, so none is inherited.
 """
 
 import contextlib
@@ -21,20 +21,20 @@ from sla_pipeline.postgres.settings import OWNER_URL, POSTGRES_URL, SINGLE_RUNNE
 
 __all__ = ["Addresses", "isolated_environment", "second_shell_file"]
 
-# our settings, Dagster's, libpq's
+# settings of this package, Dagster and libpq
 _PREFIXES = ("SLA_", "DAGSTER_", "PG")
-# where the broker's jars are kept and fetched from concerns the machine, not the demo
+# the cache and the source of the broker's jars belong to the machine, not to the demo
 _INHERITED = frozenset({CACHE_VARIABLE, REPOSITORY_VARIABLE})
 # requests and gRPC read one spelling each
 _NO_PROXY = ("no_proxy", "NO_PROXY")
 _LOCAL = "127.0.0.1,localhost"
-# settings that the demo leaves at their defaults: a shell may have them for another deployment
+# settings that the demo leaves at their defaults; a shell may have set them for another deployment
 _UNSET = (TOPIC_VARIABLE, CLIENT_CONFIG_VARIABLE, SINGLE_RUNNER)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Addresses:
-    """Where the demo's servers are. The URLs hold passwords."""
+    """Addresses of the demo's servers. The URLs hold passwords."""
 
     worker_url: str
     owner_url: str
@@ -43,7 +43,7 @@ class Addresses:
     dagster_url: str
 
     def variables(self) -> dict[str, str]:
-        """Variables for the job and for Dagster: the worker's rights, as in production."""
+        """Return the variables for the job and for Dagster, with the worker's rights as in production."""
         return {
             POSTGRES_URL: self.worker_url,
             BOOTSTRAP_SERVERS_VARIABLE: self.bootstrap_servers,
@@ -53,19 +53,18 @@ class Addresses:
 
 
 def isolated_environment(inherited: Mapping[str, str]) -> dict[str, str]:
-    """``inherited`` without settings of this package, Dagster or libpq, and with 127.0.0.1 reached past any proxy."""
+    """Return ``inherited`` without settings of this package, Dagster and libpq, and with no proxy for 127.0.0.1."""
     kept = {name: value for name, value in inherited.items() if name in _INHERITED or not name.startswith(_PREFIXES)}
     return kept | {name: ",".join(filter(None, [inherited.get(name), _LOCAL])) for name in _NO_PROXY}
 
 
 @contextlib.contextmanager
 def second_shell_file(path: Path, addresses: Addresses) -> Iterator[None]:
-    """Keep at ``path``, for the length of the block, a file that a POSIX shell sources to run commands against the demo.
+    """Provide a file at ``path`` for the length of the block; a POSIX shell sources it to reach the demo.
 
-    Mode 0600: it holds the owner's password. It appears whole or not at all. A file that a killed demo left there is
-    replaced.
+    Mode 0600: it holds the owner's password. It appears atomically and replaces the file of a killed demo.
     """
-    # a temporary file is 0600 from its first byte on
+    # mkstemp creates the file with mode 0600
     descriptor, part = tempfile.mkstemp(dir=path.parent, prefix=f"{path.name}.")
     with os.fdopen(descriptor, "w") as file:
         file.write(_as_shell(addresses))
@@ -77,15 +76,15 @@ def second_shell_file(path: Path, addresses: Addresses) -> Iterator[None]:
 
 
 def _as_shell(addresses: Addresses) -> str:
-    # libpq itself lists the variables that it reads; any of them could redirect a session, whatever the URL says
+    # libpq lists the variables that it reads; each could redirect a session in spite of the URL
     libpq = [option.envvar.decode() for option in pq.Conninfo.get_defaults() if option.envvar]
     exports = addresses.variables() | {OWNER_URL: addresses.owner_url}
     return "".join(
         [
-            "# Addresses and passwords of the running demo: new at each start, gone at its end.\n",
+            "# Addresses and passwords of the running demo: new at each start, removed at its end.\n",
             f"unset {' '.join([*_UNSET, *libpq])}\n",
             *(f"export {name}={shlex.quote(value)}\n" for name, value in exports.items()),
-            # sla-pipeline and dagster of the virtual environment that the demo runs in
+            # sla-pipeline and dagster come from the demo's virtual environment
             f"export VIRTUAL_ENV={shlex.quote(sys.prefix)}\n",
             f'export PATH={shlex.quote(str(Path(sys.executable).parent))}:"$PATH"\n',
         ]

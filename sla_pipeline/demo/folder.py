@@ -1,4 +1,4 @@
-"""The demo's folder: claiming it, and one line with the remedy when it cannot be used."""
+"""The demo's folder: its lock, and one-line errors with a remedy when it cannot be used."""
 
 import contextlib
 import errno
@@ -29,24 +29,24 @@ from sla_pipeline.postgres.session import PostgresSettings
 from sla_pipeline.recovery.diagnosis import State
 from sla_pipeline.recovery.repair import diagnose
 
-__all__ = ["check_agreement", "claimed_folder", "usable_or_remedy"]
+__all__ = ["check_consistency", "folder_errors_explained", "locked_folder"]
 
 _LOCK = "demo.lock"
-# the words of the system, of PostgreSQL and of its driver, in an error or in the end of a server's log
+# texts of the system, of PostgreSQL and of its driver, in an error or at the end of a server's log
 _DISK_FULL_SIGNS = (os.strerror(errno.ENOSPC), "Check free disk space", "DiskFull")
 _CHOOSE = "free or remount it, or name another folder with --state"
 
 
 @contextlib.contextmanager
-def claimed_folder(state: Path) -> Iterator[None]:
-    """Make ``state`` and hold it for this process.
+def locked_folder(state: Path) -> Iterator[None]:
+    """Create the folder ``state`` and lock it for this process.
 
-    Raises ``InputError`` when it cannot be a folder of ours, ``ServiceError`` when another demo holds it.
+    Raises ``InputError`` when it cannot be used, ``ServiceError`` when another demo holds it.
     """
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as stack:
         try:
             state.mkdir(parents=True, exist_ok=True)
-            held.enter_context(exclusive(state / _LOCK, f"the demo's folder {state}"))
+            stack.enter_context(exclusive(state / _LOCK, f"the demo's folder {state}"))
         except OSError as error:
             if error.errno in DISK:
                 remedy = _CHOOSE
@@ -59,17 +59,15 @@ def claimed_folder(state: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def usable_or_remedy(state: Path) -> Iterator[None]:
-    """Turn what goes wrong on the data in ``state`` into a ``ServiceError`` of one line: folder, cause, remedy,
-    loss.
-    """
+def folder_errors_explained(state: Path) -> Iterator[None]:
+    """Convert an error of the data in ``state`` into a one-line ``ServiceError``: folder, cause, remedy, loss."""
     try:
         yield
     except (SlaPipelineError, psycopg.Error, dg.DagsterError, sqlalchemy.exc.SQLAlchemyError) as error:
-        ours = _explained(state, error)
-        if ours is None:
+        explained = _explained(state, error)
+        if explained is None:
             raise
-        raise ours from error
+        raise explained from error
     except OSError as error:
         if error.errno in DISK:
             raise ServiceError(f"the demo cannot use its folder {state}: {cause(error, state)}; {_CHOOSE}") from error
@@ -79,14 +77,14 @@ def usable_or_remedy(state: Path) -> Iterator[None]:
 
 
 def _explained(state: Path, error: Exception) -> ServiceError | None:
-    """The error that names the remedy; None when ``error`` says itself what to do."""
+    """Return the error with a remedy; None when ``error`` already names one."""
     if any(sign in str(error) for sign in _DISK_FULL_SIGNS):
         return ServiceError(f"the demo cannot use its folder {state}: {DISK[errno.ENOSPC]}; {_CHOOSE}")
     match error:
         case UnusableState():
             return _unusable(state, error.cause)
         case PostgresUnavailable() | KafkaUnavailable():
-            # perhaps a slow machine: nothing is to be thrown away at the first try
+            # perhaps a slow machine: the first remedy must not lose data
             return ServiceError(
                 f"the demo did not start: {first_line(error)}; start again, and if that fails too, {_remove(state)}"
             )
@@ -98,8 +96,8 @@ def _explained(state: Path, error: Exception) -> ServiceError | None:
             return None
 
 
-def check_agreement(state: Path, owner_url: str, kafka: KafkaSettings) -> None:
-    """Raise ``ServiceError`` when Postgres and Kafka in ``state`` are not of one history: one was removed alone."""
+def check_consistency(state: Path, owner_url: str, kafka: KafkaSettings) -> None:
+    """Raise ``ServiceError`` when Postgres and Kafka in ``state`` differ, as when one of them was removed."""
     with PostgresOutbox(PostgresSettings(owner_url)) as outbox:
         found = diagnose(kafka, outbox)
     if found.state is not State.AGREED:

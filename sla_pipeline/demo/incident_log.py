@@ -1,7 +1,6 @@
-"""Reads the incident log: a CSV file becomes typed changes, or one clear error.
+"""Reader of the incident log: a CSV file becomes typed changes, or one error with file, line and remedy.
 
-What belongs here: the file's form. What does not: what a change does to a ticket (``ticket_history.py``). Columns and
-rules are described in ``data/README.md``.
+``data/README.md`` describes columns and rules; ``ticket_history.py`` applies the changes to tickets.
 """
 
 import csv
@@ -27,24 +26,24 @@ __all__ = [
 
 BUNDLED_LOG = Path(__file__).parent / "data" / "incident_log_2016.csv"
 STATUSES = ("New", "InWork", "OnHold", "Resolved", "Closed")
-# the ones that are read; further columns may stand beside them
+# columns that are read; others are ignored
 LOG_COLUMNS = ("number", "at", "opened_at", "status", "priority", "queue", "assignee", "requester")
 
-# the event's contract takes at most 64 characters; printable without surprises
+# the event's contract allows 64 characters; these need no quoting anywhere
 _NUMBER = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _TIMESTAMP = re.compile(r"\d{4}-\d{2}-\d{2}T\d{2}:\d{2}Z", re.ASCII)
 _WHOLE_NUMBER = re.compile(r"[0-9]{1,18}")
-# outside of these years it is a slip of the pen, and a deadline beyond year 9999 could not be computed
+# other years are typing errors; a deadline beyond year 9999 could not be computed
 _YEARS = range(1970, 2200)
-# what a row with no queue belongs to
+# queue of a row without one
 _NO_QUEUE = 0
-# a longer value is shown by its beginning
+# bound of a quoted value in an error; longer ones are cut
 _SHOWN_CHARACTERS = 80
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One line of the log: what a ticket is from ``at`` on.
+    """One line of the log: the state of a ticket from ``at`` on.
 
     Times are UTC, whole minutes; people and queues are the log's numbers.
     """
@@ -61,17 +60,17 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class IncidentLog:
-    """A log that was read whole: its changes in the order in which they took effect."""
+    """A complete log: its changes in the order in which they took effect."""
 
     source: str
     changes: tuple[Change, ...]
 
     def until(self, moment: datetime) -> "IncidentLog":
-        """What had taken effect at ``moment``."""
+        """Return the log up to and including ``moment``."""
         return IncidentLog(self.source, tuple(change for change in self.changes if change.at <= moment))
 
     def by_ticket(self) -> dict[str, list[Change]]:
-        """The changes of each ticket, by its number; tickets in the order in which they came into being."""
+        """Return the changes of each ticket by its number; tickets in the order of their first change."""
         histories: dict[str, list[Change]] = {}
         for change in self.changes:
             histories.setdefault(change.number, []).append(change)
@@ -79,13 +78,13 @@ class IncidentLog:
 
 
 def log_timestamp(moment: datetime) -> str:
-    """A time as the log writes it, ``2016-02-29T01:23Z``; seconds are added only where there are any, never cut off."""
+    """Format a time as the log does, ``2016-02-29T01:23Z``; seconds appear only when they are not zero."""
     whole = not (moment.second or moment.microsecond)
     return moment.astimezone(UTC).replace(tzinfo=None).isoformat(timespec="minutes" if whole else "auto") + "Z"
 
 
 def parse_log_timestamp(text: str) -> datetime:
-    """The time that the log writes as ``text``. Raises ``ValueError`` with the form that is expected."""
+    """Parse a time of the log. Raises ``ValueError`` with the expected form."""
     if not _TIMESTAMP.fullmatch(text):
         raise ValueError("write a UTC time in whole minutes, such as 2016-02-29T01:23Z")
     try:
@@ -98,11 +97,10 @@ def parse_log_timestamp(text: str) -> datetime:
 
 
 def read_log(path: Path = BUNDLED_LOG) -> IncidentLog:
-    """The log in the file ``path``, the one that comes with the package by default.
+    """Read the log in the file ``path``, by default the one in the package.
 
-    Raises ``InputError`` naming file, line, column, value and remedy: for a file that cannot be read, a column that is
-    missing, a line of another length, a value of another form, lines that are not in the order of ``at``, a file
-    without changes.
+    Raises ``InputError`` with file, line, column, value and remedy: for an unreadable file, a missing column, a line of
+    another length, a malformed value, lines not in the order of ``at``, or a file without changes.
     """
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
@@ -116,22 +114,22 @@ def read_log(path: Path = BUNDLED_LOG) -> IncidentLog:
 def _changes(source: str, lines: Iterable[str]) -> Iterator[Change]:
     reader = csv.reader(lines, strict=True)
     header: list[str] | None = None
-    before: Change | None = None
+    previous: Change | None = None
     try:
         for row in reader:
-            if not row:  # an empty line
+            if not row:  # empty line
                 continue
             if header is None:
                 header = _checked_header(source, reader.line_num, row)
                 continue
             change = _change(_Line(source, reader.line_num, _by_column(source, reader.line_num, header, row)))
-            if before is not None and change.at < before.at:
+            if previous is not None and change.at < previous.at:
                 raise InputError(
                     f"{source}, line {reader.line_num}, column at: {log_timestamp(change.at)} is earlier than "
-                    f"{log_timestamp(before.at)} on the line before; sort the lines by at, leaving lines of the same "
+                    f"{log_timestamp(previous.at)} on the line before; sort the lines by at, leaving lines of the same "
                     "minute in their order"
                 )
-            before = change
+            previous = change
             yield change
     except csv.Error as error:
         raise InputError(
@@ -139,7 +137,7 @@ def _changes(source: str, lines: Iterable[str]) -> Iterator[Change]:
         ) from None
     if header is None:
         raise InputError(f"{source} is empty; its first line must name the columns {', '.join(LOG_COLUMNS)}")
-    if before is None:
+    if previous is None:
         raise InputError(f"{source} holds no change, only its header; add the lines of at least one ticket")
 
 
@@ -170,7 +168,7 @@ def _by_column(source: str, line: int, header: Sequence[str], row: Sequence[str]
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """A line of the right length, and where it stands, for its errors."""
+    """Values of a line by column, and its place in the file for errors."""
 
     source: str
     number: int
@@ -187,7 +185,7 @@ class _Line:
             raise self.fault(column, remedy)
         return value
 
-    def one_of(self, column: str, allowed: Sequence[str]) -> str:
+    def choice(self, column: str, allowed: Sequence[str]) -> str:
         value = self.values[column]
         if value not in allowed:
             raise self.fault(column, f"write one of {', '.join(allowed)}")
@@ -214,8 +212,8 @@ def _change(line: _Line) -> Change:
         number=line.matching("number", _NUMBER, "write 1 to 64 letters, digits, dots, dashes or underscores"),
         at=line.moment("at"),
         opened_at=line.moment("opened_at"),
-        status=line.one_of("status", STATUSES),
-        priority=Priority(line.one_of("priority", tuple(Priority))),
+        status=line.choice("status", STATUSES),
+        priority=Priority(line.choice("priority", tuple(Priority))),
         queue=_NO_QUEUE if queue is None else queue,
         assignee=line.optional_whole_number("assignee"),
         requester=line.whole_number("requester"),

@@ -1,7 +1,6 @@
-"""Plays the incident log, minute by minute, on a simulated clock: real cycles, real PostgreSQL, real Kafka; the topic tells the result.
+"""Replay of the incident log, minute by minute: real cycles, PostgreSQL and Kafka on a simulated clock.
 
-What belongs here: the loop over the minutes, and reading back what came out at the far end. What does not: the log's
-rules (``ticket_history.py``), the cycle (``monitor/``).
+The result is read back from the topic. ``ticket_history.py`` holds the rules of the log.
 """
 
 import csv
@@ -42,14 +41,14 @@ from sla_pipeline.postgres.session import PostgresSettings, translated_errors
 __all__ = ["OnProgress", "ReplayResult", "ReplayedBreach", "replay", "replay_on_embedded_servers"]
 
 OnProgress = Callable[[int, int], None]
-"""Called after each minute with the minutes played and the minutes there are."""
+"""Callback after each minute: number of minutes replayed, number of all minutes."""
 
 _RECORDS_EXIST = "select exists (select from support.ticket_sla_breaches)"
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class ReplayedBreach:
-    """One event as it was read from the topic. Times are in UTC."""
+    """One event, read from the topic. Times are in UTC."""
 
     breached_at: datetime
     number: str
@@ -58,13 +57,13 @@ class ReplayedBreach:
 
     @classmethod
     def of(cls, event: TicketSlaBreachedKafkaEvent) -> "ReplayedBreach":
-        """What the event says."""
+        """Convert an event of the topic."""
         return cls(_moment(event.breached_at), event.number, event.breach_kind, _moment(event.due_at))
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayResult:
-    """What a replay came to.
+    """Result of a replay.
 
     ``breaches`` holds one entry for each event on the topic, sorted; ``tick_count`` counts cycles.
     """
@@ -78,19 +77,17 @@ class ReplayResult:
 
     @property
     def by_kind(self) -> dict[BreachKind, int]:
-        """Events of each kind."""
+        """Number of events of each kind."""
         counts = Counter(breach.kind for breach in self.breaches)
         return {kind: counts[kind] for kind in BreachKind}
 
     @property
     def agree(self) -> bool:
-        """The auditor finds no fault between tickets, breach records and topic."""
+        """Whether the auditor finds no fault between tickets, breach records and topic."""
         return self.audit.clean
 
     def as_csv(self) -> str:
-        """A line for each event, ``breached_at,number,kind,due_at``, sorted, without a header; times as the log
-        writes them.
-        """
+        """Return a line ``breached_at,number,kind,due_at`` per event, sorted, without a header; times as in the log."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         for breach in self.breaches:
@@ -100,14 +97,14 @@ class ReplayResult:
         return text.getvalue()
 
     def summary(self) -> str:
-        """The same in a sentence or two."""
+        """Return a summary for people."""
         kinds = ", ".join(f"{count} {kind.value}" for kind, count in self.by_kind.items())
-        verdict = "agree" if self.agree else "DO NOT agree"
+        result = "agree" if self.agree else "DO NOT agree"
         return (
             f"{self.change_count} changes of {self.ticket_count} tickets, {self.tick_count} cycles in "
             f"{self.duration_seconds:.0f} s: {len(self.breaches)} breaches ({kinds}). Marked tickets "
             f"({self.audit.marked_count}), breach records ({self.audit.record_count}) and events "
-            f"({self.audit.event_count}) {verdict}."
+            f"({self.audit.event_count}) {result}."
         )
 
 
@@ -120,27 +117,29 @@ def replay(
     until: datetime | None = None,
     on_progress: OnProgress = lambda done, total: None,
 ) -> ReplayResult:
-    """Play ``log`` up to and including ``until`` (aware), all of it by default, and read the topic back (read_committed).
+    """Replay ``log`` up to and including ``until`` (aware), by default all of it, and read the topic (read_committed).
 
-    The database must be migrated, with ``support.tickets``, and empty; the topics must exist, and be empty. Changes are
-    written as the owner, cycles run as the worker. Raises ``InputError`` when something is there already,
-    ``CycleFailed`` when a cycle failed, and what ``run_cycle`` and ``verify`` raise.
+    The database must be migrated, with ``support.tickets``, and empty; the topics must exist and be empty. The owner
+    writes the changes, the worker's login runs the cycles. Raises ``InputError`` when tables or topic hold data,
+    ``CycleFailed`` when a cycle failed, and the errors of ``run_cycle`` and ``verify``.
     """
     began = time.monotonic()
     owner = PostgresSettings(owner_url)
-    played = log if until is None else log.until(until)
+    selected = log if until is None else log.until(until)
     minutes = ticks(log, until)
     with owner.connect(purpose="replay") as connection, translated_errors(owner):
         _require_empty(connection, owner, kafka)
         with closing(Database(PostgresSettings(worker_url))) as database, Relay(kafka) as relay:
-            _play(played, minutes, connection=connection, database=database, relay=relay, on_progress=on_progress)
+            _run_minutes(
+                selected, minutes, connection=connection, database=database, relay=relay, on_progress=on_progress
+            )
     events = (TicketSlaBreachedKafkaEvent.model_validate_json(received.value) for received in read_events(kafka))
     return ReplayResult(
         breaches=tuple(sorted(map(ReplayedBreach.of, events))),
         audit=verify(PostgresSettings(worker_url), kafka, now_utc=minutes[-1] if minutes else datetime.now(UTC)),
         tick_count=len(minutes),
-        change_count=len(played.changes),
-        ticket_count=len({change.number for change in played.changes}),
+        change_count=len(selected.changes),
+        ticket_count=len({change.number for change in selected.changes}),
         duration_seconds=time.monotonic() - began,
     )
 
@@ -148,10 +147,10 @@ def replay(
 def replay_on_embedded_servers(
     log: Path, *, until: datetime | None = None, on_progress: OnProgress = lambda done, total: None
 ) -> ReplayResult:
-    """Play the file ``log`` on a PostgreSQL and a Kafka of its own, in a temporary folder that is gone afterwards.
+    """Replay the file ``log`` on its own PostgreSQL and Kafka, in a temporary folder that is removed afterwards.
 
-    Raises ``InputError`` for the file before anything is started, ``ServiceError`` when a server does not start, and as
-    ``replay`` does.
+    Raises ``InputError`` for the file before a server is started, ``ServiceError`` when a server does not start, and
+    the errors of ``replay``.
     """
     changes = read_log(log)
     with _temporary_servers() as (owner_url, kafka):
@@ -167,13 +166,13 @@ def replay_on_embedded_servers(
 
 @contextmanager
 def _temporary_servers() -> Iterator[tuple[str, KafkaSettings]]:
-    with ExitStack() as up:
+    with ExitStack() as stack:
         try:
-            folder = Path(up.enter_context(tempfile.TemporaryDirectory(prefix="sla-replay-")))
-            # root's PostgreSQL runs as nobody, who must be able to pass through
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sla-replay-")))
+            # started by root, PostgreSQL runs as nobody and must reach the folder
             folder.chmod(0o755)
-            postgres = up.enter_context(embedded_postgres(folder / "postgres", durable=False))
-            broker = up.enter_context(embedded_kafka(folder / "kafka"))
+            postgres = stack.enter_context(embedded_postgres(folder / "postgres", durable=False))
+            broker = stack.enter_context(embedded_kafka(folder / "kafka"))
         except OSError as error:
             raise ServiceError(
                 f"the replay cannot use the folder for temporary files: {cause(error, Path())}; "
@@ -197,7 +196,7 @@ def _require_empty(connection: psycopg.Connection, owner: PostgresSettings, kafk
         raise InputError(f"topic {kafka.topic} on Kafka at {kafka.bootstrap_servers} holds events; {remedy}")
 
 
-def _play(
+def _run_minutes(
     log: IncidentLog,
     minutes: list[datetime],
     *,
@@ -206,7 +205,7 @@ def _play(
     relay: Relay,
     on_progress: OnProgress,
 ) -> None:
-    changes = _Changes(log.changes)
+    changes = _ChangeCursor(log.changes)
     tickets: dict[str, Ticket] = {}
     for done, now_utc in enumerate(minutes, start=1):
         applied = []
@@ -220,15 +219,15 @@ def _play(
         on_progress(done, len(minutes))
 
 
-class _Changes:
-    """Hands out the changes of a log, each once."""
+class _ChangeCursor:
+    """Cursor over the changes of a log."""
 
     def __init__(self, changes: tuple[Change, ...]) -> None:
         self._changes = changes
         self._next = 0
 
     def up_to(self, moment: datetime) -> Iterator[Change]:
-        """Those that have taken effect since the last call."""
+        """Return the changes that took effect since the last call."""
         while self._next < len(self._changes) and self._changes[self._next].at <= moment:
             yield self._changes[self._next]
             self._next += 1

@@ -1,8 +1,7 @@
-"""A ticket as the support service holds it: its columns, its identity, and what a change of status does to its times. Pure.
+"""A ticket of the simulated support service: columns, ids, and the times that follow from its status. Pure.
 
-What belongs here: what the replay and the simulated traffic have in common. What does not: ``sla_breached``, which only
-the monitor writes (SPEC 1.3); deadlines, which the log and the traffic set each by a policy of its own; SQL
-(``support_service.py``).
+It has no ``sla_breached``, which only the monitor writes (SPEC 1.3). Log and traffic set deadlines by their own
+policies.
 """
 
 import functools
@@ -14,11 +13,11 @@ __all__ = ["FINISHED_STATUSES", "TENANT_ID", "Ticket", "person_id", "queue_id", 
 
 FINISHED_STATUSES = ("Resolved", "Closed")
 
-# names the demo's world, so that its ids never meet those of a real desk
+# namespace of the demo's ids, which thus differ from those of a real desk
 _NAMESPACE = uuid.uuid5(uuid.NAMESPACE_URL, "urn:sla-pipeline:demo")
 
 
-# a log names the same few queues and people thousands of times
+# cached: a log repeats the same few queues and people thousands of times
 @functools.lru_cache(maxsize=10_000)
 def _uuid(kind: str, name: str | int) -> str:
     return str(uuid.uuid5(_NAMESPACE, f"{kind}:{name}"))
@@ -29,25 +28,25 @@ TENANT_ID = _uuid("tenant", "platform")
 
 
 def ticket_id(number: str) -> str:
-    """The id of the ticket with this number: a UUIDv5, the same every time."""
+    """Return the id of the ticket with this number, a UUIDv5."""
     return _uuid("ticket", number)
 
 
 def queue_id(number: int) -> str:
-    """The id of the queue with this number."""
+    """Return the id of the queue with this number."""
     return _uuid("queue", number)
 
 
 def person_id(number: int) -> str:
-    """The id of the person with this number, requester or assignee."""
+    """Return the id of the requester or assignee with this number."""
     return _uuid("person", number)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ticket:
-    """The columns that the support service writes.
+    """Columns that the support service writes.
 
-    Ids are text, times are aware and in UTC; what the table lets be empty may be None.
+    Ids are text, times are aware and in UTC; nullable columns may be None.
     """
 
     id: str
@@ -66,15 +65,15 @@ class Ticket:
     updated_at: datetime
 
     def with_status(self, status: str, at: datetime) -> "Ticket":
-        """The ticket with another status from ``at`` on.
+        """Return the ticket with another status from ``at`` on.
 
-        Its resolution is noted when it leaves the open statuses, kept from Resolved to Closed, and taken away when it
-        comes back.
+        ``resolved_at`` is set when the ticket leaves the open statuses, kept from Resolved to Closed, and cleared when
+        the ticket is reopened.
         """
         finished = status in FINISHED_STATUSES
         resolved_at = (self.resolved_at or at) if finished else None
         return replace(self, status=status, resolved_at=resolved_at, updated_at=at)
 
     def answered(self, at: datetime) -> "Ticket":
-        """The ticket with a first response at ``at``, unless it has one."""
+        """Return the ticket with a first response at ``at``, unless it has one."""
         return replace(self, first_response_at=self.first_response_at or at, updated_at=at)

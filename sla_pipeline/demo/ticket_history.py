@@ -1,7 +1,6 @@
-"""What the incident log says of tickets: a ticket's state after each of its changes, and the minutes at which a cycle can matter. Pure.
+"""States of the log's tickets after each change, and the minutes at which a cycle can find a breach. Pure.
 
-What belongs here: the rules of ``data/README.md``. What does not: the file (``incident_log.py``), and whether a ticket
-is breached, which is for the cycle alone to find.
+The rules are those of ``data/README.md``. Whether a ticket is breached is decided by the cycle alone.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,9 +15,9 @@ from sla_pipeline.demo.ticket import TENANT_ID, Ticket, person_id, queue_id, tic
 __all__ = ["TICK", "after_change", "deadlines", "states", "ticket_at", "ticks"]
 
 TICK = timedelta(minutes=1)
-"""The clock of the log stands at whole minutes."""
+"""Resolution of the log's times."""
 
-# minutes from opened_at, around the clock: to the first response, to the resolution
+# minutes from opened_at to the first response and to the resolution, around the clock
 _POLICY_MINUTES = {
     Priority.CRITICAL: (15, 240),
     Priority.HIGH: (60, 480),
@@ -28,13 +27,13 @@ _POLICY_MINUTES = {
 
 
 def deadlines(opened_at: datetime, priority: Priority) -> tuple[datetime, datetime]:
-    """When the first response and the resolution are due."""
+    """Return the deadlines of the first response and of the resolution."""
     first_response, resolution = _POLICY_MINUTES[priority]
     return opened_at + timedelta(minutes=first_response), opened_at + timedelta(minutes=resolution)
 
 
 def after_change(ticket: Ticket | None, change: Change) -> Ticket:
-    """The ticket after ``change``; ``ticket`` is what it was before, None for its first change."""
+    """Return the ticket after ``change``; ``ticket`` is its state before, None for its first change."""
     first_response_due_at, resolution_due_at = deadlines(change.opened_at, change.priority)
     base = ticket or Ticket(
         id=ticket_id(change.number),
@@ -65,7 +64,7 @@ def after_change(ticket: Ticket | None, change: Change) -> Ticket:
 
 
 def states(changes: Iterable[Change]) -> list[Ticket]:
-    """What one ticket was after each of its changes, in their order."""
+    """Return the state of one ticket after each of its changes, in their order."""
     found: list[Ticket] = []
     ticket: Ticket | None = None
     for change in changes:
@@ -75,17 +74,16 @@ def states(changes: Iterable[Change]) -> list[Ticket]:
 
 
 def ticket_at(changes: Sequence[Change], moment: datetime) -> Ticket | None:
-    """What one ticket is at ``moment``, by its changes; None before the first of them."""
+    """Return the state of one ticket at ``moment``; None before its first change."""
     history = states(change for change in changes if change.at <= moment)
     return history[-1] if history else None
 
 
 def ticks(log: IncidentLog, until: datetime | None = None) -> list[datetime]:
-    """The whole minutes at which a cycle can find anything new, in order, up to and including ``until``.
+    """Return the minutes at which a cycle can find anything new, in order, up to and including ``until``.
 
-    They are the minutes at which a change took effect, and those at which a deadline then in force has newly passed:
-    the minute after the deadline, since a deadline must lie before ``now_utc`` (SPEC 4.1). A cycle at any other minute
-    would change nothing.
+    They are the minutes at which a change took effect, and the minutes after a deadline then in force, since a deadline
+    must lie before ``now_utc`` (SPEC 4.1). A cycle at any other minute would change nothing.
     """
     found: set[datetime] = set()
     for changes in log.by_ticket().values():

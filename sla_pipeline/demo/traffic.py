@@ -1,10 +1,9 @@
-"""Ticket traffic for the demo: a stock of real tickets, and a desk that works on them and on what keeps coming in.
+"""Ticket traffic of the demo: real initial tickets, and a simulated desk that works on them and on new ones.
 
-What belongs here: time, threads and the database. What does not: what is done to a ticket and when (``desk_work.py``).
+``operators.py`` decides the actions on a ticket and their times; this module holds clock, thread and database.
 
-An operator opens a ticket, thinks for some seconds, and saves with an optimistic check on the row's version. When the
-monitor has marked the ticket in the meantime the check fails, and the operator looks again: that is how SPEC 1.3
-settles their race.
+An operator opens a ticket and saves it some seconds later, with an optimistic check of the row's version. When the
+monitor has marked the ticket in between, the check fails and the operator reads the ticket again (SPEC 1.3).
 """
 
 import heapq
@@ -21,52 +20,53 @@ import psycopg
 
 from sla_pipeline.cycle import Clock, SystemClock
 from sla_pipeline.demo import support_service
-from sla_pipeline.demo.desk_work import (
+from sla_pipeline.demo.incident_log import IncidentLog
+from sla_pipeline.demo.operators import (
     Action,
     Plan,
     apply_action,
-    arrival,
-    can_take,
-    dice_of,
+    can_apply,
+    new_ticket,
     next_plan,
-    pause_to_next_arrival,
+    seeded_rng,
+    time_to_next_arrival,
 )
-from sla_pipeline.demo.incident_log import IncidentLog
 from sla_pipeline.demo.support_service import OpenForm
 from sla_pipeline.demo.ticket import Ticket
 from sla_pipeline.demo.ticket_history import ticket_at
 from sla_pipeline.postgres.session import PostgresSettings, translated_errors
 
-__all__ = ["STOCK_MOMENT", "Traffic", "TrafficCounts", "load_stock"]
+__all__ = ["SNAPSHOT_MOMENT", "Traffic", "TrafficCounts", "load_initial_tickets"]
 
 log = logging.getLogger(__name__)
 
-STOCK_MOMENT = datetime(2016, 3, 2, 12, 0, tzinfo=UTC)
-"""The busiest noon of the log: 734 tickets, 524 of them open, of which 223 are overdue and 28 more will be within the
-hour.
+SNAPSHOT_MOMENT = datetime(2016, 3, 2, 12, 0, tzinfo=UTC)
+"""Busiest noon of the log: 734 tickets, 524 of them open.
+
+223 of the open ones are overdue; 28 more become so within the hour.
 """
 
-_NUMBERS = "DEMO"
-# how long an operator has a ticket open before saving it
+_NUMBER_PREFIX = "DEMO"
+# time between an operator's opening and saving of a ticket
 _THINK_SECONDS = (2.0, 20.0)
-# the stock's tickets are taken up one after the other, not all at once
-_STOCK_SECONDS = (5.0, 1_200.0)
-# how often an operator looks again and saves at once, after somebody else was faster
-_TRIES = 3
-# when a ticket is locked by someone else
-_COME_BACK = timedelta(seconds=10)
-# a stop request is heard at once all the same: this bounds what a clock that was set back can do
-_LONGEST_WAIT_SECONDS = 5.0
+# first action on an initial ticket: spread out, not all at once
+_FIRST_ACTION_SECONDS = (5.0, 1_200.0)
+# attempts of one save when other sessions keep changing the row
+_MAX_SAVES = 3
+# delay of the next attempt when another session holds the row's lock
+_RETRY_AFTER = timedelta(seconds=10)
+# upper bound of one wait, in case the clock is set back; a stop request interrupts the wait
+_MAX_WAIT_SECONDS = 5.0
 
 
-def load_stock(connection: psycopg.Connection, log: IncidentLog, now_utc: datetime) -> int:
-    """Insert the tickets of ``log`` as they were at ``STOCK_MOMENT``, all their times moved so that this moment is ``now_utc``.
+def load_initial_tickets(connection: psycopg.Connection, incident_log: IncidentLog, now_utc: datetime) -> int:
+    """Insert the tickets of the log as of ``SNAPSHOT_MOMENT``, with all times moved so that this moment is ``now_utc``.
 
-    Deterministic. Returns how many were inserted: tickets that are there already stay as they are.
+    Deterministic. Existing tickets stay unchanged. Returns the number of inserted tickets.
     """
-    found = (ticket_at(changes, STOCK_MOMENT) for changes in log.by_ticket().values())
+    found = (ticket_at(changes, SNAPSHOT_MOMENT) for changes in incident_log.by_ticket().values())
     return support_service.add_new(
-        connection, [_moved(ticket, now_utc - STOCK_MOMENT) for ticket in found if ticket is not None]
+        connection, [_moved(ticket, now_utc - SNAPSHOT_MOMENT) for ticket in found if ticket is not None]
     )
 
 
@@ -77,16 +77,16 @@ def _moved(ticket: Ticket, by: timedelta) -> Ticket:
 
 @dataclass(slots=True)
 class TrafficCounts:
-    """What the traffic has done so far."""
+    """Counts of the traffic so far."""
 
     arrivals: int = 0
     actions: Counter[Action] = field(default_factory=Counter)
     conflicts: int = 0
-    """Saves that hit no row, because the ticket had changed since it was opened."""
+    """Saves that hit no row because the ticket had changed since it was opened."""
 
 
 class Traffic:
-    """The simulated desk. ``run`` is a thread's work; ``perform_next`` is one step of it, for tests on a simulated clock.
+    """Simulated desk. ``run`` is the target of a thread; ``perform_next`` is one step, for tests on a simulated clock.
 
     ``owner_url`` is a login that may write ``support.tickets``. The same ``seed`` gives the same decisions.
     """
@@ -95,15 +95,15 @@ class Traffic:
         self.counts = TrafficCounts()
         self._settings = PostgresSettings(owner_url)
         self._clock = clock or SystemClock()
-        self._dice = dice_of(seed)
-        self._agenda: list[tuple[datetime, int, Callable[[], None]]] = []
-        # equal moments in the order in which they were noted
+        self._rng = seeded_rng(seed)
+        self._queue: list[tuple[datetime, int, Callable[[], None]]] = []
+        # breaks ties: entries of equal time run in the order of their scheduling
         self._order = itertools.count()
         self._open_connection: psycopg.Connection | None = None
         self._numbers = itertools.count(1)
 
     def run(self, stop: threading.Event) -> None:
-        """Work until ``stop`` is set, which ends it within one statement.
+        """Work until ``stop`` is set; return after the statement in progress.
 
         Raises ``PostgresUnavailable`` or ``PostgresSetupError``.
         """
@@ -111,89 +111,89 @@ class Traffic:
             while not stop.is_set():
                 wait_seconds = self.perform_next()
                 if wait_seconds:
-                    stop.wait(min(wait_seconds, _LONGEST_WAIT_SECONDS))
+                    stop.wait(min(wait_seconds, _MAX_WAIT_SECONDS))
         finally:
             self.close()
 
     def perform_next(self) -> float:
-        """Do one thing if one is due.
+        """Run one entry of the queue if it is due.
 
-        Returns the seconds until the next is, 0 if it is already; raises as ``run`` does.
+        Returns the seconds until the next one is due, or 0 after a run. Raises the errors of ``run``.
         """
         with translated_errors(self._settings):
             if self._open_connection is None:
-                self._open()
-            moment, _, job = self._agenda[0]
+                self._connect()
+            moment, _, job = self._queue[0]
             wait_seconds = (moment - self._clock.now_utc()).total_seconds()
             if wait_seconds > 0:
                 return wait_seconds
-            heapq.heappop(self._agenda)
+            heapq.heappop(self._queue)
             job()
         return 0.0
 
     def close(self) -> None:
-        """End the session."""
+        """Close the session."""
         if self._open_connection is not None:
             self._open_connection.close()
             self._open_connection = None
 
     @property
     def _connection(self) -> psycopg.Connection:
-        assert self._open_connection is not None  # noqa: S101  opened before anything is done
+        assert self._open_connection is not None  # noqa: S101  perform_next opens it first
         return self._open_connection
 
-    def _open(self) -> None:
+    def _connect(self) -> None:
         self._open_connection = self._settings.connect(purpose="demo traffic")
-        last = support_service.last_number(self._connection, f"^{_NUMBERS}[0-9]{{7}}$")
-        self._numbers = itertools.count(int(last.removeprefix(_NUMBERS)) + 1 if last else 1)
+        last = support_service.last_number(self._connection, f"^{_NUMBER_PREFIX}[0-9]{{7}}$")
+        self._numbers = itertools.count(int(last.removeprefix(_NUMBER_PREFIX)) + 1 if last else 1)
         now = self._clock.now_utc()
-        self._agenda.clear()
-        self._note(now, self._receive)
+        self._queue.clear()
+        self._schedule(now, self._add_arrival)
         for ticket_id in support_service.open_ids(self._connection):
-            self._note(now + self._seconds(*_STOCK_SECONDS), partial(self._take_up, ticket_id))
+            self._schedule(now + self._seconds(*_FIRST_ACTION_SECONDS), partial(self._plan_by_id, ticket_id))
 
-    def _note(self, at: datetime, job: Callable[[], None]) -> None:
-        heapq.heappush(self._agenda, (at, next(self._order), job))
+    def _schedule(self, at: datetime, job: Callable[[], None]) -> None:
+        heapq.heappush(self._queue, (at, next(self._order), job))
 
     def _seconds(self, low: float, high: float) -> timedelta:
-        return timedelta(seconds=self._dice.uniform(low, high))
+        return timedelta(seconds=self._rng.uniform(low, high))
 
-    def _receive(self) -> None:
+    def _add_arrival(self) -> None:
         now = self._clock.now_utc()
-        ticket = arrival(f"{_NUMBERS}{next(self._numbers):07d}", now, self._dice)
+        ticket = new_ticket(f"{_NUMBER_PREFIX}{next(self._numbers):07d}", now, self._rng)
         support_service.add_new(self._connection, [ticket])
         self.counts.arrivals += 1
         self._plan(ticket)
-        self._note(now + pause_to_next_arrival(self._dice), self._receive)
+        self._schedule(now + time_to_next_arrival(self._rng), self._add_arrival)
 
-    def _take_up(self, ticket_id: str) -> None:
+    def _plan_by_id(self, ticket_id: str) -> None:
         form = support_service.open_form(self._connection, ticket_id)
         if form is not None:
             self._plan(form.ticket)
 
     def _plan(self, ticket: Ticket) -> None:
-        plan = next_plan(ticket, self._clock.now_utc(), self._dice)
+        plan = next_plan(ticket, self._clock.now_utc(), self._rng)
         if plan is not None:
-            self._note(plan.at - self._seconds(*_THINK_SECONDS), partial(self._begin, ticket.id, plan))
+            self._schedule(plan.at - self._seconds(*_THINK_SECONDS), partial(self._open_ticket, ticket.id, plan))
 
-    def _begin(self, ticket_id: str, plan: Plan) -> None:
-        """The operator opens the ticket; it is saved when the thinking is over."""
+    def _open_ticket(self, ticket_id: str, plan: Plan) -> None:
+        """Open the ticket, and schedule its save."""
         form = support_service.open_form(self._connection, ticket_id)
         if form is not None:
-            self._note(plan.at, partial(self._finish, form, plan.action))
+            self._schedule(plan.at, partial(self._save_ticket, form, plan.action))
 
-    def _finish(self, form: OpenForm | None, action: Action) -> None:
-        """The operator saves; where somebody was faster, looks again and decides anew."""
-        for _ in range(_TRIES):
+    def _save_ticket(self, form: OpenForm | None, action: Action) -> None:
+        """Save the ticket; when it has changed since it was opened, read it again and retry while it applies."""
+        for _ in range(_MAX_SAVES):
             if form is None:  # deleted
                 return
-            if not can_take(action, form.ticket):
+            if not can_apply(action, form.ticket):
                 break
-            changed = apply_action(action, form.ticket, self._clock.now_utc(), self._dice)
+            changed = apply_action(action, form.ticket, self._clock.now_utc(), self._rng)
             try:
                 saved = support_service.save_form(self._connection, changed, form.version)
             except (psycopg.errors.LockNotAvailable, psycopg.errors.QueryCanceled, psycopg.errors.DeadlockDetected):
-                self._come_back(changed.id)
+                self._retry_later(changed.id)
                 return
             if saved:
                 self.counts.actions[action] += 1
@@ -204,6 +204,6 @@ class Traffic:
         if form is not None:
             self._plan(form.ticket)
 
-    def _come_back(self, ticket_id: str) -> None:
-        log.warning("a ticket is locked by someone else; coming back later", extra={"TicketId": ticket_id})
-        self._note(self._clock.now_utc() + _COME_BACK, partial(self._take_up, ticket_id))
+    def _retry_later(self, ticket_id: str) -> None:
+        log.warning("ticket is locked by another session; retrying later", extra={"TicketId": ticket_id})
+        self._schedule(self._clock.now_utc() + _RETRY_AFTER, partial(self._plan_by_id, ticket_id))

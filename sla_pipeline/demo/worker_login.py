@@ -1,6 +1,4 @@
-"""The worker's login on an embedded PostgreSQL, so that demo and replay run the job with the worker's rights and no
-others.
-"""
+"""Login with the worker's rights only, for the job of demo and replay on an embedded PostgreSQL."""
 
 import secrets
 from urllib.parse import urlsplit
@@ -14,8 +12,9 @@ _LOGIN = "sla_demo_worker"
 
 
 def worker_login(owner_url: str) -> str:
-    """The URL, for the database of ``owner_url``, of a login that is only a member of ``sla_worker``; its password
-    is new at every call.
+    """Create a login that is a member of ``sla_worker`` only, and return its URL for the database of ``owner_url``.
+
+    Every call sets a new password.
     """
     password = secrets.token_urlsafe(16)
     with psycopg.connect(owner_url, autocommit=True) as connection:

@@ -1,13 +1,13 @@
-"""``make bench``: three ratios, each taken inside one run, since these machines are shared and absolute times drift.
+"""``make bench``: three ratios, each measured within one run, since absolute times drift on shared machines.
 
 1. Marking: claim and mark of 10,000 tickets in 20 batches, against one SQL statement that marks and records the same.
 2. Publishing: 10,000 breach records through the relay, against a plain idempotent producer that reads and sends the
-  same, headers too.
+   same records and headers.
 3. Idling: an empty cycle on 2,000,000 tickets, 200,000 of them breached and still open, against one on 100,000 with
-  none.
+   none.
 
-Each round runs both sides in turn; printed is the median of the rounds' ratios, with the least and the greatest. The
-numbers go to ``build/bench.json`` too. Nothing is asserted: a timed test would fail on a busy machine.
+Each round runs both sides in turn. The output is the median of the rounds' ratios, with minimum and maximum; it is also
+written to ``build/bench.json``. Nothing is asserted: a timed test would fail on a busy machine.
 """
 
 import json
@@ -44,23 +44,26 @@ console = Console(stderr=True)
 _COUNT = 10_000
 
 _INSERT = """
-insert into support.tickets (id, number, tenant_id, queue_id, requester_user_id, priority, status, first_response_due_at, resolution_due_at,
-    sla_breached)
+insert into support.tickets (id, number, tenant_id, queue_id, requester_user_id, priority, status,
+    first_response_due_at, resolution_due_at, sla_breached)
 select gen_random_uuid(), %(prefix)s || g, gen_random_uuid(), gen_random_uuid(), gen_random_uuid(), 'High', %(status)s,
     now() + %(due)s * interval '1 second' - g * interval '1 millisecond', now() + interval '7 days', %(breached)s
 from generate_series(1, %(count)s) g
 """
 
-# the same work as the job's, in one statement: both kinds in the order of SPEC 5.3, without what is set aside, each
-# event put together. Its EventId is hashed by SHA-256, since SHA-1 comes with extensions only; all else is compared
-# with what the job writes.
+# The job's work in one statement: both kinds in the order of SPEC 5.3, without tickets set aside, with their events.
+# EventId is a SHA-256 hash, since SHA-1 needs an extension; all other columns are compared with the job's records.
 _ONE_STATEMENT = """
 with batch as (
-    select id, case when first_response_at is null and first_response_due_at < %(now)s then 'FirstResponse' else 'Resolution' end as kind
+    select id,
+        case when first_response_at is null and first_response_due_at < %(now)s
+            then 'FirstResponse' else 'Resolution' end as kind
     from support.tickets
-    where ((status in ('New', 'InWork') and not sla_breached and first_response_at is null and first_response_due_at < %(now)s)
+    where ((status in ('New', 'InWork') and not sla_breached
+                and first_response_at is null and first_response_due_at < %(now)s)
             or (status = 'InWork' and not sla_breached and resolved_at is null and resolution_due_at < %(now)s))
-        and not exists (select from support.ticket_sla_set_aside s where s.ticket_id = tickets.id and s.next_try_at > %(now)s)
+        and not exists (
+            select from support.ticket_sla_set_aside s where s.ticket_id = tickets.id and s.next_try_at > %(now)s)
     order by first_response_due_at, id limit 10000 for no key update skip locked
 ), marked as (
     update support.tickets t set sla_breached = true, updated_at = %(now)s from batch where batch.id = t.id
@@ -70,19 +73,22 @@ with batch as (
     returning last_seq - (select count(*) from marked) as base
 )
 insert into support.ticket_sla_breaches (seq, ticket_id, number, kind, due_at, breached_at, correlation_id, payload)
-select base + row_number() over (order by first_response_due_at, marked.id), marked.id, number, kind, due_at, %(now)s, 'benchmark',
+select base + row_number() over (order by first_response_due_at, marked.id), marked.id, number, kind, due_at, %(now)s,
+    'benchmark',
     json_build_object(
         'EventId', overlay(left(encode(sha256(uuid_send(marked.id)), 'hex'), 32) placing '5' from 13)::uuid,
         'EventType', 'TicketSlaBreachedKafkaEvent', 'ContractVersion', 1, 'AggregateType', 'Ticket',
         'AggregateId', marked.id, 'TicketId', marked.id, 'Number', number, 'TenantId', tenant_id, 'QueueId', queue_id,
-        'RequesterUserId', requester_user_id, 'AssigneeUserId', assignee_user_id, 'Priority', priority, 'BreachKind', kind,
+        'RequesterUserId', requester_user_id, 'AssigneeUserId', assignee_user_id, 'Priority', priority,
+        'BreachKind', kind,
         'DueAt', to_char(due_at at time zone 'utc', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'),
         'BreachedAt', to_char(%(now)s at time zone 'utc', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'))::text
 from marked, taken
 """
-# what was written, in order, without the id and the time of the cycle
+# digest of the written records, in order, without the event's id and the time of the cycle
 _WRITTEN = """
-select md5(string_agg(concat_ws(' ', seq, ticket_id, number, kind, due_at, payload::jsonb - 'EventId' - 'BreachedAt'), ',' order by seq))
+select md5(string_agg(
+    concat_ws(' ', seq, ticket_id, number, kind, due_at, payload::jsonb - 'EventId' - 'BreachedAt'), ',' order by seq))
 from support.ticket_sla_breaches
 """
 _TO_PUBLISH = (
@@ -92,11 +98,11 @@ _TO_PUBLISH = (
 
 @dataclass(frozen=True)
 class Ratio:
-    """A side by side: seconds are medians, ``ratio`` the median of the rounds' ratios."""
+    """Comparison of two sides: seconds are medians, ``ratio`` is the median of the rounds' ratios."""
 
     name: str
-    ours_seconds: float
-    other_seconds: float
+    product_seconds: float
+    baseline_seconds: float
     ratio: float
     least: float
     greatest: float
@@ -110,9 +116,9 @@ def _timed(work: Callable[[], object]) -> float:
 
 
 def _ratio(name: str, target: float, rounds: list[tuple[float, float]]) -> Ratio:
-    ratios = [ours / other for ours, other in rounds]
-    ours, other = (statistics.median(column) for column in zip(*rounds, strict=True))
-    return Ratio(name, ours, other, statistics.median(ratios), min(ratios), max(ratios), target)
+    ratios = [product / baseline for product, baseline in rounds]
+    product, baseline = (statistics.median(column) for column in zip(*rounds, strict=True))
+    return Ratio(name, product, baseline, statistics.median(ratios), min(ratios), max(ratios), target)
 
 
 def _fill(
@@ -137,18 +143,18 @@ def _marking(owner_url: str, rounds: int) -> Ratio:
         database = Database(PostgresSettings(owner_url))
         measured = []
 
-        def ours() -> None:
+        def product() -> None:
             claim = steps.claim_overdue(database, _Clock(), CycleInput(), run_id="benchmark")
             steps.mark_breached(database, claim)
             if claim.totals.processed_count != _COUNT or claim.totals.batch_count != 20:
                 raise SystemExit(f"marked {claim.totals.processed_count} in {claim.totals.batch_count} batches")
 
-        def other() -> None:
+        def baseline() -> None:
             owner.execute(_ONE_STATEMENT, {"now": datetime.now(UTC)})
 
         for number in range(rounds + 1):
             pair, written = [], []
-            for work in (ours, other):
+            for work in (product, baseline):
                 _reset_marks(owner)
                 pair.append(_timed(work))
                 written += owner.execute(_WRITTEN).fetchall()
@@ -171,7 +177,7 @@ def _publishing(owner_url: str, bootstrap_servers: str, rounds: int) -> Ratio:
         owner.execute(_ONE_STATEMENT, {"now": datetime.now(UTC)})
         owner.execute("create table benchmark_records as select * from support.ticket_sla_breaches")
 
-        def other() -> None:
+        def baseline() -> None:
             producer = Producer(
                 {
                     "bootstrap.servers": bootstrap_servers,
@@ -187,16 +193,16 @@ def _publishing(owner_url: str, bootstrap_servers: str, rounds: int) -> Ratio:
             if producer.flush(60):
                 raise SystemExit("the plain producer left records over")
 
-        def ours() -> None:
+        def product() -> None:
             with PostgresOutbox(PostgresSettings(owner_url)) as outbox:
                 if relay.publish(outbox, run_id="benchmark").published_count != _COUNT:
                     raise SystemExit("not all records were published")
 
         for number in range(rounds + 1):
-            pair = (_timed(ours), _timed(other))
+            pair = (_timed(product), _timed(baseline))
             if number:
                 measured.append(pair)
-            # ten thousand more of the same to publish
+            # ten thousand more copies of the records to publish
             owner.execute("update support.ticket_sla_relay set last_seq = last_seq + 10000")
             owner.execute(
                 "insert into support.ticket_sla_breaches (seq, ticket_id, number, kind, due_at, breached_at, "
@@ -237,11 +243,9 @@ class _Clock:
 
 
 def main(
-    rounds: Annotated[int, typer.Option(min=1, help="Counted rounds of each pair.")] = 7,
-    only: Annotated[
-        str, typer.Option(help="Run only those whose name holds this word: marking, publishing, idling.")
-    ] = "",
-    json_file: Annotated[Path, typer.Option(help="Where the numbers go.")] = Path("build/bench.json"),
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of each pair, without the first, which warms up.")] = 7,
+    only: Annotated[str, typer.Option(help="Run only this one: marking, publishing or idling.")] = "",
+    json_file: Annotated[Path, typer.Option(help="Result file.")] = Path("build/bench.json"),
 ) -> None:
     """Measure the three ratios on embedded PostgreSQL (durable) and Kafka."""
     with (
@@ -266,12 +270,12 @@ def main(
             console.print("idling ...")
             ratios.append(_idling(urls["small"], urls["large"], kafka.bootstrap_servers, rounds))
     table = Table(
-        "what", "ours, s", "other, s", "ratio", "least-greatest", "target", title=f"medians of {rounds} rounds"
+        "what", "product, s", "baseline, s", "ratio", "least-greatest", "target", title=f"medians of {rounds} rounds"
     )
     for r in ratios:
         spread = f"{r.least:.2f}-{r.greatest:.2f}"
         table.add_row(
-            r.name, f"{r.ours_seconds:.3f}", f"{r.other_seconds:.3f}", f"{r.ratio:.2f}", spread, f"{r.target:.2f}"
+            r.name, f"{r.product_seconds:.3f}", f"{r.baseline_seconds:.3f}", f"{r.ratio:.2f}", spread, f"{r.target:.2f}"
         )
     Console(width=140).print(table)
     json_file.parent.mkdir(parents=True, exist_ok=True)

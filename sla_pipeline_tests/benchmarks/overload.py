@@ -1,9 +1,7 @@
-"""``python -m sla_pipeline_tests.benchmarks.overload``: 200,000 tickets overdue at once, cycle after cycle down to
-none.
+"""``python -m sla_pipeline_tests.benchmarks.overload``: cycles on 200,000 overdue tickets until none is left.
 
-Each cycle has the default ceiling of 10,000. Printed for each: tickets marked, tickets left, seconds, memory of the
-worker. What must be true of the first few is asserted in ``integration/overload``; nothing is asserted here, and CI
-does not run it.
+Each cycle has the default ceiling of 10,000. For each cycle it prints the tickets marked and left, the seconds and the
+worker's memory. It asserts nothing and does not run in CI; ``integration/overload`` asserts the first cycles.
 """
 
 from datetime import UTC, datetime, timedelta
@@ -25,25 +23,28 @@ from sla_pipeline_tests.shared_servers import server_folder
 
 console = Console(stderr=True)
 
-# a cycle that marks nothing has met its end
+# extra cycles, so that the last one finds nothing
 _SPARE_CYCLES = 2
 
 
-# every third is late to be resolved, the others to be answered; half of each kind is due at the same moments as the
-# others
-_COME = """
-insert into support.tickets (id, number, tenant_id, queue_id, requester_user_id, priority, status, first_response_due_at,
-    first_response_at, resolution_due_at)
-select gen_random_uuid(), %(wave)s || '-' || g, gen_random_uuid(), gen_random_uuid(), gen_random_uuid(), 'High', 'InWork',
-    %(due_from)s + (g / 2) * interval '1 millisecond',
+# every third ticket misses its resolution, the others their first response; two tickets each have the same deadline
+_INSERT_OVERDUE = """
+insert into support.tickets (id, number, tenant_id, queue_id, requester_user_id, priority, status,
+    first_response_due_at, first_response_at, resolution_due_at)
+select gen_random_uuid(), %(wave)s || '-' || g, gen_random_uuid(), gen_random_uuid(), gen_random_uuid(), 'High',
+    'InWork', %(due_from)s + (g / 2) * interval '1 millisecond',
     case when g %% 3 = 0 then %(now)s - interval '30 days' end, %(now)s - interval '1 minute'
 from generate_series(1, %(count)s) g
 """
 
 
-def come_overdue(support: psycopg.Connection[Any], wave: str, count: int, *, due_hours_ago: int, now: datetime) -> None:
-    """``count`` overdue tickets, numbered ``wave-1`` and so on, half a millisecond apart."""
-    support.execute(_COME, {"wave": wave, "count": count, "due_from": now - timedelta(hours=due_hours_ago), "now": now})
+def add_overdue_tickets(
+    support: psycopg.Connection[Any], wave: str, count: int, *, due_hours_ago: int, now: datetime
+) -> None:
+    """Insert ``count`` overdue tickets, numbered ``wave-1`` and so on; two tickets each are due per millisecond."""
+    support.execute(
+        _INSERT_OVERDUE, {"wave": wave, "count": count, "due_from": now - timedelta(hours=due_hours_ago), "now": now}
+    )
 
 
 def _cycles(owner_url: str, kafka: KafkaSettings, count: int) -> list[CycleOutcome]:
@@ -68,7 +69,7 @@ def main(tickets: Annotated[int, typer.Option(min=1, help="Overdue at the start.
         create_topics(settings)
         console.print(f"inserting {tickets:,} overdue tickets")
         with psycopg.connect(owner_url, autocommit=True) as owner:
-            come_overdue(owner, "late", tickets, due_hours_ago=24, now=datetime.now(UTC))
+            add_overdue_tickets(owner, "late", tickets, due_hours_ago=24, now=datetime.now(UTC))
             owner.execute("vacuum analyze support.tickets")
         outcomes = _cycles(owner_url, settings, tickets)
     table = Table(

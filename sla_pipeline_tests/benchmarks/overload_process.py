@@ -1,7 +1,6 @@
-"""A worker in a process of its own that runs a cycle for each line it is sent, and tells how much memory it holds.
+"""Worker process that runs one cycle per line on standard input and reports its memory.
 
-What belongs here: the process and how a test drives it. What does not: what must be true of its cycles. For each line
-on standard input it prints one JSON object; it ends when its input does.
+It prints one JSON object per cycle and ends with its input.
 """
 
 import gc
@@ -25,7 +24,7 @@ __all__ = ["CycleOutcome", "Worker"]
 
 @dataclass(frozen=True)
 class CycleOutcome:
-    """One cycle: tickets, seconds, and the process's resident memory after it."""
+    """Outcome of one cycle, and the resident memory of the process after it."""
 
     marked: int
     published: int
@@ -37,7 +36,7 @@ class CycleOutcome:
 
 
 class Worker:
-    """A started process. As a context manager it is ended on exit."""
+    """A running worker process. As a context manager it is ended on exit."""
 
     def __init__(self, postgres_url: str, kafka: KafkaSettings) -> None:
         request = json.dumps({"postgres_url": postgres_url, "kafka": asdict(kafka)})
@@ -55,7 +54,7 @@ class Worker:
         self._process.communicate()
 
     def cycle(self) -> CycleOutcome:
-        """Runs one cycle, with the default input and the system's clock."""
+        """Run one cycle with the default input and the system's clock."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write("cycle\n")
@@ -68,16 +67,16 @@ def main(argument: str) -> None:
     database = Database(PostgresSettings(request["postgres_url"]))
     with Relay(KafkaSettings(**request["kafka"])) as relay:
         for _ in sys.stdin:
-            report = run_cycle(database, relay)
+            totals = run_cycle(database, relay)
             gc.collect()
             outcome = CycleOutcome(
-                marked=report.processed_count,
-                published=report.published_count,
-                backlog=report.backlog_count or 0,
-                has_more=report.has_more,
-                seconds=(report.duration_ms or 0) / 1000,
+                marked=totals.processed_count,
+                published=totals.published_count,
+                backlog=totals.backlog_count or 0,
+                has_more=totals.has_more,
+                seconds=(totals.duration_ms or 0) / 1000,
                 memory_mb=psutil.Process().memory_info().rss / 2**20,
-                errors=report.errors,
+                errors=totals.errors,
             )
             sys.stdout.write(json.dumps(asdict(outcome)) + "\n")
             sys.stdout.flush()

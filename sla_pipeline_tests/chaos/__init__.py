@@ -1,11 +1,15 @@
-"""The proof by chaos: three workers, operators, and everything killed, frozen and cut, until the books must balance.
+"""Chaos test: three workers and operators run while workers, sessions and servers are killed, paused and cut.
 
-``python -m sla_pipeline_tests.chaos`` runs it. ``disruptions`` draws from the seed what goes wrong and when,
-``conductor`` sees it through, ``seats`` keeps one ``worker`` process each and answers its steps, ``outages`` ends and
-restarts the servers, ``operators`` change tickets and write down in the ``ledger`` what they committed, ``chronicle``
-keeps what happened, ``verdict`` compares all books at the end. ``broken`` holds three wrong builds of the product,
-which the same harness must catch: without them a clean run would prove nothing.
+``python -m sla_pipeline_tests.chaos`` runs it. The modules:
 
-A worker halts at the end of each step of a cycle (``on_step``) and goes on when it is told to. So a kill can meet a
-named moment, and short pauses between all steps make wide what is a millisecond in production.
+- ``disruptions`` draws the schedule of disruptions from the seed, ``runner`` executes it.
+- ``worker_supervisor`` keeps one ``worker`` process running, answers its steps, kills and pauses it.
+- ``outages`` stops and restarts the servers.
+- ``operators`` change tickets and record each commit in ``committed_versions``.
+- ``event_log`` records what happened; ``reconcile`` compares tickets, records, events and commits at the end.
+- ``broken`` holds three wrong builds of the product that the harness must catch. Without them a clean run would prove
+  nothing.
+
+A worker stops at the end of each step of a cycle (``on_step``) until its supervisor replies. So a kill can hit a chosen
+step, and short delays between steps widen races that last a millisecond in production.
 """

@@ -1,8 +1,7 @@
-"""Three builds of the product that are wrong, each in the way in which such programs usually are. For this harness's
-workers only.
+"""Three wrong builds of the product, as patches for the harness's workers.
 
-What belongs here: the patches. What does not: a switch in the product; it has none. Each leaves out one rule whose
-absence no test of a healthy system shows, and the harness must notice each.
+Each omits one rule. No test of a healthy system would show its absence; the harness must detect it. The product itself
+has no switch for this.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,7 +27,7 @@ __all__ = ["Build", "install"]
 
 
 class Build(StrEnum):
-    """Which build the workers run."""
+    """Build that the workers run."""
 
     SOUND = "sound"
     PLAIN_OUTBOX = "plain-outbox"
@@ -37,13 +36,13 @@ class Build(StrEnum):
 
 
 def install(build: Build) -> None:
-    """Make this process run ``build``."""
+    """Patch this process to run ``build``."""
     for target, name, replacement in _PATCHES[build]:
         mock.patch.object(target, name, replacement).start()
 
 
 class _PositionFromPostgres:
-    """A plain outbox: the position is what Postgres says. An event is out before its position is."""
+    """A plain outbox: the position comes from Postgres, which is updated after the events are published."""
 
     def __init__(self, outbox: Outbox, reader: ProgressReader) -> None:
         self._outbox = outbox
@@ -61,9 +60,7 @@ def _plain_outbox(*, outbox: Outbox, reader: ProgressReader, **others: object) -
 
 
 class _PositionReadEarly:
-    """The position is read before earlier publishers are shut out: one of them may still commit what we are about to
-    send.
-    """
+    """Reader of the position before earlier publishers are fenced: one of them may still commit the same events."""
 
     def __init__(self, reader: ProgressReader, deadline: Deadline, on_step: OnStep) -> None:
         self._reader = reader
@@ -92,10 +89,11 @@ def _takeover(**values: object) -> Takeover:
     return cast(Callable[..., Takeover], Takeover)(**values)
 
 
-# Whatever was claimed and is free. An operator's answer since the claim is not seen.
+# Every claimed and unlocked ticket. A reply since the claim is ignored.
 _LOCK_BATCH_AS_CLAIMED = """
 select id, number, tenant_id, queue_id, requester_user_id, assignee_user_id, priority,
-    status, sla_breached, first_response_due_at, first_response_at, resolution_due_at, resolved_at, false as recorded, '' as row_version
+    status, sla_breached, first_response_due_at, first_response_at, resolution_due_at, resolved_at,
+    false as recorded, '' as row_version
 from support.tickets where id = any(%(ids)s::uuid[]) and not sla_breached
 order by first_response_due_at, id
 for no key update skip locked
@@ -110,12 +108,12 @@ def _lock_batch_as_claimed(
 
 
 def _judge_as_claimed(ticket: LockedTicket, now_utc: datetime) -> Breach | None:
-    """The rule where it holds; where it does not hold any more, what it must have said when the ticket was claimed."""
+    """Return the rule's breach; where it no longer applies, the breach at the time of the claim."""
     first_due_at, resolution_due_at = ticket.first_response_due_at, ticket.resolution_due_at
     resolution_passed = resolution_due_at is not None and resolution_due_at < now_utc
-    then = BreachKind.RESOLUTION if resolution_passed else BreachKind.FIRST_RESPONSE
+    kind = BreachKind.RESOLUTION if resolution_passed else BreachKind.FIRST_RESPONSE
     due_at = (resolution_due_at if resolution_passed else first_due_at) or now_utc
-    return judge(ticket, now_utc) or Breach(then, due_at)
+    return judge(ticket, now_utc) or Breach(kind, due_at)
 
 
 _PATCHES: dict[Build, list[tuple[object, str, object]]] = {

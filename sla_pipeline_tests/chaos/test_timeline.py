@@ -1,9 +1,9 @@
-"""What is drawn from a seed before a run begins."""
+"""Timeline of disruptions drawn from a seed."""
 
 from collections import Counter
 
 from sla_pipeline.kafka.relay import STEPS
-from sla_pipeline_tests.chaos.disruptions import Cut, Freeze, Kill, Outage, Scenario, timeline
+from sla_pipeline_tests.chaos.disruptions import Cut, Kill, Outage, Pause, Scenario, timeline
 
 MARKING_STEPS = ("claimed", "batch_locked", "batch_written", "batch_committed")
 
@@ -35,17 +35,17 @@ def test_a_long_run_kills_at_every_step_at_random_and_during_commits() -> None:
     assert min(moments["batch_committed"], moments["produced"], moments["committed"]) >= 10
 
 
-def test_a_long_run_freezes_for_longer_than_the_lock_and_than_the_transaction_live() -> None:
-    freezes = [item for item in timeline(Scenario(7, seconds=240)) if isinstance(item, Freeze) and item.seconds]
-    assert len(freezes) == 4
-    assert {item.cut for item in freezes} == {True, False}
-    assert max(item.seconds for item in freezes) > 30
-    assert min(item.seconds for item in freezes) > 15
+def test_a_long_run_pauses_longer_than_the_lock_and_than_the_transaction_live() -> None:
+    pauses = [item for item in timeline(Scenario(7, seconds=240)) if isinstance(item, Pause) and item.seconds]
+    assert len(pauses) == 4
+    assert {item.cut for item in pauses} == {True, False}
+    assert max(item.seconds for item in pauses) > 30
+    assert min(item.seconds for item in pauses) > 15
 
 
-def test_the_short_run_has_one_freeze_beyond_the_transaction_timeout_and_each_outage_once() -> None:
+def test_the_short_run_has_one_pause_beyond_the_transaction_timeout_and_each_outage_once() -> None:
     short = timeline(Scenario(7, seconds=45, kills=30))
-    assert [item.seconds > 30 for item in short if isinstance(item, Freeze) and item.seconds] == [True]
+    assert [item.seconds > 30 for item in short if isinstance(item, Pause) and item.seconds] == [True]
     assert {(item.server, item.how) for item in short if isinstance(item, Outage)} == {
         ("kafka", "kill"),
         ("postgres", "fast"),
@@ -57,11 +57,11 @@ def test_the_short_run_has_one_freeze_beyond_the_transaction_timeout_and_each_ou
 
 def test_the_short_run_brings_zombies_back_right_after_their_successor_has_read_its_position() -> None:
     short = timeline(Scenario(7, seconds=35, outages=False))
-    meetings = [(item.step, item.until) for item in short if isinstance(item, Freeze) and item.until]
+    encounters = [(item.step, item.until) for item in short if isinstance(item, Pause) and item.until]
     assert (
         sum(
             until == "progress_read" and step in ("rows_read", "begun", "produced", "flushed")
-            for step, until in meetings
+            for step, until in encounters
         )
         >= 5
     )

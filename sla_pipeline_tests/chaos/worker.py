@@ -1,8 +1,7 @@
-"""One worker of the harness: real cycles, one after the other, in a process that may be killed at any moment.
+"""Worker process of the harness: real cycles, one after the other, until it is killed.
 
-What belongs here: what runs inside the process. What does not: who starts, halts and kills it (``seats.py``). It talks
-to its seat over a pipe: it announces each step and each end of a cycle and waits to be told to go on. A pipe that is
-closed, or silent for too long, ends it.
+It sends a message for each step and each end of a cycle over a pipe to its supervisor (``worker_supervisor.py``) and
+waits for the reply. It exits when the pipe is closed or silent for too long.
 """
 
 import contextlib
@@ -30,21 +29,21 @@ from sla_pipeline.postgres.session import PostgresSettings
 from sla_pipeline_tests.chaos.broken import Build, install
 from sla_pipeline_tests.chaos.disruptions import seeded
 
-__all__ = ["Answer", "Contract", "Report", "work"]
+__all__ = ["Reply", "WorkerMessage", "WorkerSettings", "work"]
 
-# longer than the longest freeze; a seat answers within seconds
-_SILENCE_SECONDS = 120.0
-_PAUSE_SECONDS = (0.1, 0.4)
-# few: with the default of 20 a cycle among kills and a backlog hardly ever lives until it publishes, and the relay goes
-# untried
+# longer than the longest pause; a supervisor replies within seconds
+_REPLY_SECONDS = 120.0
+_CYCLE_DELAY_SECONDS = (0.1, 0.4)
+# few: with the default of 20, a cycle with a backlog is almost always killed before it publishes, which would leave the
+# relay untested
 _MAX_BATCHES = 4
 
-Answer = Literal["go", "end"]
+Reply = Literal["go", "end"]
 
 
 @dataclass(frozen=True, slots=True)
-class Contract:
-    """What a worker works with."""
+class WorkerSettings:
+    """Settings of a worker."""
 
     worker_url: str = field(repr=False)
     kafka: KafkaSettings
@@ -56,115 +55,117 @@ class Contract:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
-    """What a worker announces: the name of a step, or how a cycle ended."""
+class WorkerMessage:
+    """Message of a worker: the name of a step, or the outcome of a cycle."""
 
     step: str | None = None
     outcome: str = ""
     """``ok``, or the class of the first error."""
-    told: str = ""
+    detail: str = ""
 
 
-class _Seat:
-    """The other end of the pipe."""
+class _SupervisorPipe:
+    """Pipe to the supervisor."""
 
-    def __init__(self, pipe: "Connection[Report, Answer]") -> None:
+    def __init__(self, pipe: "Connection[WorkerMessage, Reply]") -> None:
         self._pipe = pipe
 
-    def ask(self, report: Report) -> Answer:
-        """Announces, and waits for the answer."""
+    def exchange(self, message: WorkerMessage) -> Reply:
+        """Send ``message`` and return the reply. Ends the process when there is none."""
         try:
-            self._pipe.send(report)
-            if self._pipe.poll(_SILENCE_SECONDS):
+            self._pipe.send(message)
+            if self._pipe.poll(_REPLY_SECONDS):
                 return self._pipe.recv()
         except (EOFError, OSError):
             pass
         os._exit(1)
 
     def on_step(self, name: str) -> None:
-        """The hook of a cycle."""
-        self.ask(Report(step=name))
+        """Report a step of the cycle."""
+        self.exchange(WorkerMessage(step=name))
 
 
-class _Classes:
-    """Remembers the class of the last error that the publishing raised: a cycle's report holds its text only."""
+class _LastErrorClass:
+    """Class name of the last publishing error: the totals of a cycle hold its text only."""
 
     def __init__(self) -> None:
-        self.last = ""
+        self.name = ""
 
     @contextlib.contextmanager
-    def noted(self) -> Iterator[None]:
-        """Notes what the block raises."""
+    def recorded(self) -> Iterator[None]:
+        """Record the class of an error that the block raises."""
         try:
             yield
         except Exception as error:
-            self.last = type(error).__name__
+            self.name = type(error).__name__
             raise
 
 
 class _WatchedRelay(Relay):
-    classes: _Classes
+    last_error: _LastErrorClass
 
     def publish(
         self, outbox: Outbox, *, run_id: str, totals: CycleTotals | None = None, seconds: float = PUBLISH_SECONDS
     ) -> CycleTotals:
-        with self.classes.noted():
+        with self.last_error.recorded():
             return super().publish(outbox, run_id=run_id, totals=totals, seconds=seconds)
 
 
 class _WatchedDatabase(Database):
-    classes: _Classes
+    last_error: _LastErrorClass
 
     def outbox(self) -> PostgresOutbox:
-        with self.classes.noted():
+        with self.last_error.recorded():
             return super().outbox()
 
 
-def work(pipe: "Connection[Report, Answer]", contract: Contract) -> None:
-    """Run cycles until told to end. The process's whole life."""
-    # a group of its own: should the harness die while this process is stopped, the kernel wakes and ends it
+def work(pipe: "Connection[WorkerMessage, Reply]", settings: WorkerSettings) -> None:
+    """Run cycles until the supervisor replies "end". Entry point of the process."""
+    # a process group of its own: if the harness dies while this process is stopped, the kernel resumes and ends it
     os.setpgid(0, 0)
     logging.basicConfig(
-        filename=contract.log,
+        filename=settings.log,
         level=logging.WARNING,
         format="%(asctime)s %(process)d %(name)s %(levelname)s %(message)s",
     )
-    # a crash inside a driver's C code would otherwise end the process without a word
-    with contract.log.open("a") as crashes:
+    # otherwise a crash inside a driver's C code would leave no trace
+    with settings.log.open("a") as crashes:
         faulthandler.enable(crashes)
-        _cycles(pipe, contract)
+        _cycles(pipe, settings)
 
 
-def _cycles(pipe: "Connection[Report, Answer]", contract: Contract) -> None:
-    install(contract.build)
-    seat, classes, rng = _Seat(pipe), _Classes(), seeded(contract.seed)
-    database = _WatchedDatabase(PostgresSettings(contract.worker_url))
-    relay = _WatchedRelay(contract.kafka, on_step=seat.on_step, transaction_limit=contract.transaction_limit)
-    database.classes = relay.classes = classes
-    given = CycleInput(batch_size=contract.batch_size, max_batches_per_cycle=_MAX_BATCHES)
-    answer: Answer = "go"
-    while answer == "go":
+def _cycles(pipe: "Connection[WorkerMessage, Reply]", settings: WorkerSettings) -> None:
+    install(settings.build)
+    supervisor, last_error, rng = _SupervisorPipe(pipe), _LastErrorClass(), seeded(settings.seed)
+    database = _WatchedDatabase(PostgresSettings(settings.worker_url))
+    relay = _WatchedRelay(settings.kafka, on_step=supervisor.on_step, transaction_limit=settings.transaction_limit)
+    database.last_error = relay.last_error = last_error
+    cycle_input = CycleInput(batch_size=settings.batch_size, max_batches_per_cycle=_MAX_BATCHES)
+    reply: Reply = "go"
+    while reply == "go":
         try:
-            report = _reported(run_cycle(database, relay, given, on_step=seat.on_step), classes)
+            message = _message(run_cycle(database, relay, cycle_input, on_step=supervisor.on_step), last_error)
         except (SlaPipelineError, psycopg.Error) as error:
-            report = Report(outcome=type(error).__name__, told=str(error))
-        answer = seat.ask(report)
-        time.sleep(rng.uniform(*_PAUSE_SECONDS))
+            message = WorkerMessage(outcome=type(error).__name__, detail=str(error))
+        reply = supervisor.exchange(message)
+        time.sleep(rng.uniform(*_CYCLE_DELAY_SECONDS))
     database.close()
     relay.close()
 
 
-def _reported(report: CycleTotals, classes: _Classes) -> Report:
-    if not report.errors:
-        return Report(
+def _message(totals: CycleTotals, last_error: _LastErrorClass) -> WorkerMessage:
+    if not totals.errors:
+        return WorkerMessage(
             outcome="ok",
-            told=f"{report.processed_count} marked, {report.published_count} published, {report.lock_skip_count} skipped",
+            detail=(
+                f"{totals.processed_count} marked, {totals.published_count} published, {totals.lock_skip_count} skipped"
+            ),
         )
-    told = "; ".join(report.errors)
-    if report.fault is not None:
-        return Report(outcome=type(report.fault).__name__, told=told)
-    first = report.errors[0]
+    detail = "; ".join(totals.errors)
+    if totals.fault is not None:
+        return WorkerMessage(outcome=type(totals.fault).__name__, detail=detail)
+    first = totals.errors[0]
     if first.startswith("publishing failed"):
-        return Report(outcome=classes.last, told=told)
-    # "batch 3 failed: LockNotAvailable (55P03)", or a ticket set aside, which must not happen here
-    return Report(outcome=first.partition("failed: ")[2].partition(" ")[0] or "set aside", told=told)
+        return WorkerMessage(outcome=last_error.name, detail=detail)
+    # "batch 3 failed: LockNotAvailable (55P03)"; otherwise a ticket was set aside, which is an error here
+    return WorkerMessage(outcome=first.partition("failed: ")[2].partition(" ")[0] or "set aside", detail=detail)

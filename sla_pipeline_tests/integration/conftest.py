@@ -1,9 +1,4 @@
-"""Fixtures of the tests that run whole cycles: the support service's session, the worker's, a clock, the topic as a
-consumer sees it.
-
-What belongs here: fixtures that several folders of integration tests use. What does not: servers, databases and topics
-(``sla_pipeline_tests/conftest.py``).
-"""
+"""Fixtures of tests that run whole cycles: sessions of the support service and the worker, a clock, a consumer."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -27,11 +22,11 @@ Events = Callable[[], list[TicketSlaBreachedKafkaEvent]]
 
 
 class Cycle(Protocol):
-    """Runs one cycle under the worker's login, at the time of ``clock``, and returns its report."""
+    """Function that runs one cycle with the worker's login at the time of ``clock`` and returns its totals."""
 
     def __call__(
         self,
-        given: CycleInput | None = None,
+        cycle_input: CycleInput | None = None,
         *,
         clock: Clock = ...,
         run_id: str | None = None,
@@ -42,21 +37,21 @@ class Cycle(Protocol):
 
 @pytest.fixture
 def support(owner_url: str) -> Iterator[psycopg.Connection[Any]]:
-    """The support service's session: it may do everything to a ticket; each statement is a transaction."""
+    """Session of the support service with all rights on tickets, in autocommit mode."""
     with psycopg.connect(owner_url, autocommit=True) as connection:
         yield connection
 
 
 @pytest.fixture
 def operator(owner_url: str) -> Iterator[psycopg.Connection[Any]]:
-    """One more session of the support service, in which a transaction may be left open."""
+    """Second session of the support service, whose transaction may stay open."""
     with psycopg.connect(owner_url) as connection:
         yield connection
 
 
 @pytest.fixture
 def database(worker_url: str) -> Iterator[Database]:
-    """The cycle's database, with the worker's login."""
+    """Database of the cycle, with the worker's login."""
     worker = Database(PostgresSettings(worker_url))
     yield worker
     worker.close()
@@ -64,69 +59,72 @@ def database(worker_url: str) -> Iterator[Database]:
 
 @pytest.fixture
 def relay(kafka_settings: KafkaSettings) -> Iterator[Relay]:
-    """The cycle's relay."""
+    """Relay of the cycle."""
     with Relay(kafka_settings) as relay:
         yield relay
 
 
 @pytest.fixture
 def clock() -> SimulatedClock:
-    """A clock that stands at ``NOW`` until the test sets it."""
+    """Clock that shows ``NOW`` until the test sets it."""
     return SimulatedClock(NOW)
 
 
 @pytest.fixture
 def cycle(database: Database, relay: Relay, clock: SimulatedClock) -> Cycle:
-    """The cycle of one pod."""
+    """Cycle of one pod."""
     return _cycle_of(database, relay, clock)
 
 
 @pytest.fixture
 def other_pod(worker_url: str, kafka_settings: KafkaSettings, clock: SimulatedClock) -> Iterator[Cycle]:
-    """The cycle of a second pod, with sessions of its own."""
+    """Cycle of a second pod, with sessions of its own."""
     database = Database(PostgresSettings(worker_url))
     with Relay(kafka_settings) as relay:
         yield _cycle_of(database, relay, clock)
     database.close()
 
 
-def _cycle_of(database: Database, relay: Relay, usual_clock: Clock) -> Cycle:
+def _cycle_of(database: Database, relay: Relay, default_clock: Clock) -> Cycle:
     def run(
-        given: CycleInput | None = None,
+        cycle_input: CycleInput | None = None,
         *,
-        clock: Clock = usual_clock,
+        clock: Clock = default_clock,
         run_id: str | None = None,
         should_stop: ShouldStop = lambda: False,
         on_step: OnStep = no_step,
     ) -> CycleTotals:
-        return run_cycle(database, relay, given, clock=clock, run_id=run_id, should_stop=should_stop, on_step=on_step)
+        return run_cycle(
+            database, relay, cycle_input, clock=clock, run_id=run_id, should_stop=should_stop, on_step=on_step
+        )
 
     return run
 
 
 @pytest.fixture
 def logged() -> Iterator[list[logging.LogRecord]]:
-    """What the package has logged. Not ``caplog``: once configured, the package's log does not reach the root logger
-    that it hears.
+    """Records that the package has logged.
+
+    ``caplog`` does not work: it reads the root logger, which a configured package logger does not reach.
     """
     records: list[logging.LogRecord] = []
 
-    class Kept(logging.Handler):
+    class Collector(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             records.append(record)
 
-    logger, kept = logging.getLogger("sla_pipeline"), Kept()
+    logger, collector = logging.getLogger("sla_pipeline"), Collector()
     level = logger.level
-    logger.addHandler(kept)
+    logger.addHandler(collector)
     logger.setLevel(logging.INFO)
     yield records
     logger.setLevel(level)
-    logger.removeHandler(kept)
+    logger.removeHandler(collector)
 
 
 @pytest.fixture
 def events(kafka_settings: KafkaSettings) -> Events:
-    """What a consumer of the topic has received, in the order of the outbox; each event's key must be its ticket."""
+    """Function that reads all events of the topic in the order of the outbox and checks that each key is its ticket."""
 
     def read() -> list[TicketSlaBreachedKafkaEvent]:
         received = sorted(read_events(kafka_settings), key=lambda event: int(event.headers["outbox-seq"]))

@@ -8,20 +8,20 @@ import pytest
 
 from sla_pipeline.embedded import ServiceError
 from sla_pipeline.errors import ConfigurationError, SlaPipelineError
-from sla_pipeline_tests.shared_servers import AskedServers, OwnServers, ServersDesk
+from sla_pipeline_tests.shared_servers import AddressServer, ControllerServers, OwnServers
 
 
 @pytest.fixture
-def desk(monkeypatch: pytest.MonkeyPatch) -> Iterator[ServersDesk]:
+def address_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[AddressServer]:
     monkeypatch.setenv("SLA_TEST_POSTGRES_URL", "postgresql://somebody@db/postgres")
     monkeypatch.setenv("SLA_TEST_KAFKA_BOOTSTRAP_SERVERS", "kafka:9092")
-    desk = ServersDesk(OwnServers())
-    yield desk
-    desk.close()
+    address_server = AddressServer(OwnServers())
+    yield address_server
+    address_server.close()
 
 
-def test_workers_get_the_servers_that_the_environment_names(desk: ServersDesk) -> None:
-    servers = AskedServers(desk.address, desk.key)
+def test_workers_get_the_servers_that_the_environment_names(address_server: AddressServer) -> None:
+    servers = ControllerServers(address_server.address, address_server.key)
     assert servers.postgres_url() == "postgresql://somebody@db/postgres"
     assert servers.kafka_bootstrap_servers() == "kafka:9092"
 
@@ -32,11 +32,14 @@ def test_a_deep_temporary_folder_is_no_obstacle(tmp_path: Path, monkeypatch: pyt
     deep.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(deep))
     monkeypatch.setenv("SLA_TEST_POSTGRES_URL", "postgresql://somebody@db/postgres")
-    desk = ServersDesk(OwnServers())
+    address_server = AddressServer(OwnServers())
     try:
-        assert AskedServers(desk.address, desk.key).postgres_url() == "postgresql://somebody@db/postgres"
+        assert (
+            ControllerServers(address_server.address, address_server.key).postgres_url()
+            == "postgresql://somebody@db/postgres"
+        )
     finally:
-        desk.close()
+        address_server.close()
 
 
 @pytest.mark.parametrize("kind", [ServiceError, ConfigurationError])
@@ -45,9 +48,9 @@ def test_workers_get_the_reason_why_a_server_did_not_start(kind: type[SlaPipelin
         def postgres_url(self) -> str:
             raise kind("PostgreSQL ended with exit status 1")
 
-    desk = ServersDesk(Failing())
+    address_server = AddressServer(Failing())
     try:
         with pytest.raises(ServiceError, match="PostgreSQL ended with exit status 1"):
-            AskedServers(desk.address, desk.key).postgres_url()
+            ControllerServers(address_server.address, address_server.key).postgres_url()
     finally:
-        desk.close()
+        address_server.close()

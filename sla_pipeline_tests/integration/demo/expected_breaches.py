@@ -1,7 +1,7 @@
-"""The breaches that a log must lead to, worked out from the log alone: the second opinion on the replay.
+"""Breaches that must follow from a log, computed independently of the product.
 
-What belongs here: SPEC 1.1, 2.4 and the rules of the log's README, written a second time, for one ticket's whole life
-at once instead of minute by minute. What does not: any import from the product. Times are whole minutes since 1970.
+A second implementation of SPEC 1.1, 2.4 and the rules of the log's README: per ticket history instead of minute by
+minute. It imports nothing from the product. Times are whole minutes since 1970.
 """
 
 import csv
@@ -28,11 +28,11 @@ class ExpectedBreach(NamedTuple):
 
 
 def expected_breaches(log: Path, until: str | None = None) -> list[ExpectedBreach]:
-    """All breaches up to and including ``until``, sorted; times as the log writes them."""
+    """Return all breaches up to and including ``until``, sorted; times as in the log."""
     last = _NEVER if until is None else _minutes(until)
     found = []
-    for number, rows in _lives(log).items():
-        # (minute, 0 or 1 for the kind, deadline): the first minute counts, and in one minute the first response does
+    for number, rows in _histories(log).items():
+        # (minute, 0 or 1 for the kind, deadline): the earliest minute wins, within a minute the first response
         breach = min(_candidates(rows), default=None)
         if breach is not None and breach[0] <= last:
             minute, is_resolution, due = breach
@@ -43,24 +43,22 @@ def expected_breaches(log: Path, until: str | None = None) -> list[ExpectedBreac
 
 
 def deadlines_moved_later(log: Path, until: str | None = None) -> int:
-    """Of these breaches, those whose ticket has another deadline at the end, since its priority changed after the
-    breach.
-    """
+    """Return the number of breaches whose ticket got another deadline after the breach, by a new priority."""
     last = _NEVER if until is None else _minutes(until)
-    lives = _lives(log)
+    histories = _histories(log)
     count = 0
     for breach in expected_breaches(log, until):
-        *_, row = (row for row in lives[breach.number] if _minutes(row["at"]) <= last)
+        *_, row = (row for row in histories[breach.number] if _minutes(row["at"]) <= last)
         count += _text(_deadlines(row)[breach.kind == "Resolution"]) != breach.due_at
     return count
 
 
-def _lives(log: Path) -> dict[str, list[dict[str, str]]]:
-    lives: dict[str, list[dict[str, str]]] = {}
+def _histories(log: Path) -> dict[str, list[dict[str, str]]]:
+    histories: dict[str, list[dict[str, str]]] = {}
     with log.open(newline="") as file:
         for row in csv.DictReader(file):
-            lives.setdefault(row["number"], []).append(row)
-    return lives
+            histories.setdefault(row["number"], []).append(row)
+    return histories
 
 
 def _deadlines(row: dict[str, str]) -> tuple[int, int]:
@@ -69,9 +67,7 @@ def _deadlines(row: dict[str, str]) -> tuple[int, int]:
 
 
 def _candidates(rows: list[dict[str, str]]) -> Iterator[tuple[int, int, int]]:
-    """For each stretch between two rows: the first minute in it, if any, at which each promise would be found
-    broken.
-    """
+    """Yield, for each interval between two rows, the first minute at which each deadline would be found missed."""
     starts = [_minutes(row["at"]) for row in rows]
     answered = False
     for row, start, end in zip(rows, starts, [*starts[1:], _NEVER], strict=True):

@@ -1,4 +1,4 @@
-"""The demo as a person starts it, from a shell full of other settings, with a second shell beside it."""
+"""The demo, started from a shell with conflicting settings, and commands from a second shell."""
 
 import os
 import signal
@@ -14,7 +14,7 @@ import pytest
 from sla_pipeline_tests.integration.dagster.conftest import REPOSITORY
 from sla_pipeline_tests.shared_servers import server_folder
 
-# each of these sent a part of the demo elsewhere: the job to another topic, sessions to another host or over TLS,
+# each of these once redirected a part of the demo: the job to another topic, sessions to another host or over TLS,
 # requests to a proxy
 HOSTILE = {
     "SLA_KAFKA_TOPIC": "another.topic",
@@ -31,12 +31,12 @@ HOSTILE = {
 _START_SECONDS = 240.0
 _STOP_SECONDS = 90.0
 
-# all of the demo is started for it
+# each test starts the whole demo
 pytestmark = pytest.mark.timeout(600)
 
 
 class Demo:
-    """A running `sla-pipeline demo`; its output is read by a thread, so that waiting for a line has a deadline."""
+    """A running `sla-pipeline demo`; a thread reads its output, so that a wait for a line has a deadline."""
 
     def __init__(self, process: "subprocess.Popen[str]") -> None:
         self.process = process
@@ -84,7 +84,7 @@ def demo(state: Path) -> Iterator[Demo]:
 
 
 def in_second_shell(source: str, command: str) -> str:
-    """What the command prints in a shell with the same settings that has sourced the demo's file."""
+    """Run the command in a shell with the same settings that has sourced the demo's file, and return its output."""
     script = f"{source} && {command}"
     ended = subprocess.run(
         ["/bin/sh", "-c", script],

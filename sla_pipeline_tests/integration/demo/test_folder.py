@@ -1,4 +1,4 @@
-"""A demo folder that cannot be used: one line with folder, cause, remedy and loss, and the documented exit code."""
+"""Unusable demo folders: one line with folder, cause, remedy and loss, and the documented exit code."""
 
 import errno
 import os
@@ -14,7 +14,7 @@ import dagster as dg
 import psycopg
 import pytest
 
-from sla_pipeline.demo.folder import claimed_folder, usable_or_remedy
+from sla_pipeline.demo.folder import folder_errors_explained, locked_folder
 from sla_pipeline.embedded import ServiceError, embedded_kafka, embedded_postgres
 from sla_pipeline.errors import InputError, KafkaUnavailable, PostgresSetupError
 from sla_pipeline.kafka.relay import Relay
@@ -40,7 +40,7 @@ def state() -> Iterator[Path]:
 
 
 def run_demo_on(state: Path) -> tuple[int, str]:
-    """Exit code, and what the command printed on standard error."""
+    """Run one cycle of the demo; return the exit code and the standard error output."""
     command = [
         sys.executable,
         "-c",
@@ -72,7 +72,7 @@ def test_data_of_another_major_version(state: Path) -> None:
     )
 
 
-def test_database_of_another_version_of_ours(state: Path) -> None:
+def test_database_of_another_version_of_the_product(state: Path) -> None:
     with embedded_postgres(state / "postgres", durable=False) as postgres:
         upgrade(postgres.database("support"), with_tickets=True)
         with psycopg.connect(postgres.database("support")) as connection:
@@ -89,7 +89,7 @@ def test_database_of_another_version_of_ours(state: Path) -> None:
 
 
 @pytest.mark.parametrize("removed", ["kafka", "postgres"])
-# two servers are started twice for it alone
+# it starts two servers twice
 @pytest.mark.timeout(300)
 def test_half_of_the_data_removed(state: Path, removed: str) -> None:
     with (
@@ -125,7 +125,7 @@ def test_a_file_in_place_of_the_folder(state: Path) -> None:
     assert f"dir '{state}' is a file" in " ".join(printed.replace("│", " ").split())
     with (
         pytest.raises(InputError, match=rf"the folder {state}: File exists; remove {state}, or name another folder"),
-        claimed_folder(state),
+        locked_folder(state),
     ):
         pass
 
@@ -141,7 +141,7 @@ def test_a_file_in_place_of_a_servers_folder(state: Path) -> None:
 
 
 def test_a_folder_that_cannot_be_made() -> None:
-    with without_rights(), pytest.raises(InputError) as caught, claimed_folder(Path("/a demo")):
+    with without_rights(), pytest.raises(InputError) as caught, locked_folder(Path("/a demo")):
         pass
     assert (
         str(caught.value)
@@ -155,7 +155,7 @@ def test_a_lock_of_someone_else(state: Path) -> None:
     state.mkdir()
     (state / "demo.lock").touch(mode=0o000)
     owner = f" ({state / 'demo.lock'} belongs to root)" if os.geteuid() == 0 else ""
-    with without_rights(), pytest.raises(InputError) as caught, claimed_folder(state):
+    with without_rights(), pytest.raises(InputError) as caught, locked_folder(state):
         pass
     assert str(caught.value) == (
         f"the demo cannot use the folder {state}: {state / 'demo.lock'}: Permission denied{owner}; "
@@ -191,14 +191,14 @@ def test_a_lock_of_someone_else(state: Path) -> None:
     ],
 )
 def test_each_kind_of_fault_is_one_line(error: Exception, message: str) -> None:
-    with pytest.raises(ServiceError) as caught, usable_or_remedy(Path("/demo")):
+    with pytest.raises(ServiceError) as caught, folder_errors_explained(Path("/demo")):
         raise error
     assert str(caught.value).startswith(f"the demo cannot use its folder /demo: {message}")
     assert "\n" not in str(caught.value)
 
 
 def test_a_slow_machine_loses_nothing_at_the_first_try() -> None:
-    with pytest.raises(ServiceError) as caught, usable_or_remedy(Path("/demo")):
+    with pytest.raises(ServiceError) as caught, folder_errors_explained(Path("/demo")):
         raise KafkaUnavailable("no answer in 20 s")
     assert (
         str(caught.value)
@@ -210,6 +210,6 @@ def test_a_slow_machine_loses_nothing_at_the_first_try() -> None:
     "error", [FileNotFoundError(errno.ENOENT, "No such file", "/usr/bin/env"), ServiceError("port 3000 is taken")]
 )
 def test_what_is_no_fault_of_the_folder_is_not_blamed_on_it(error: Exception) -> None:
-    with pytest.raises(type(error)) as caught, usable_or_remedy(Path("/demo")):
+    with pytest.raises(type(error)) as caught, folder_errors_explained(Path("/demo")):
         raise error
     assert caught.value is error

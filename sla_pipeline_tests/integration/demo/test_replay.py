@@ -1,4 +1,4 @@
-"""The log of real tickets, played through real cycles: what the topic tells is what the log alone says must come out.
+"""Replay of the real log through real cycles: the topic holds exactly the breaches that follow from the log.
 
 The first week by default; with SLA_REPLAY_FULL=1 the whole year.
 """
@@ -42,7 +42,7 @@ def replayed(result: ReplayResult) -> list[ExpectedBreach]:
 
 
 @pytest.fixture
-def play(owner_url: str, worker_url: str, kafka_settings: KafkaSettings) -> Any:
+def run_replay(owner_url: str, worker_url: str, kafka_settings: KafkaSettings) -> Any:
     def run(path: Path, until: str | None = None) -> ReplayResult:
         moment = None if until is None else datetime.fromisoformat(until).astimezone(UTC)
         return replay(read_log(path), owner_url=owner_url, worker_url=worker_url, kafka=kafka_settings, until=moment)
@@ -52,20 +52,20 @@ def play(owner_url: str, worker_url: str, kafka_settings: KafkaSettings) -> Any:
 
 # some thousands of cycles
 @pytest.mark.timeout(3_600)
-def test_every_breach_of_the_real_log_comes_out_of_kafka_once_at_its_minute_of_its_kind(play: Any) -> None:
-    result = play(BUNDLED_LOG, UNTIL)
+def test_every_breach_of_the_real_log_comes_out_of_kafka_once_at_its_minute_of_its_kind(run_replay: Any) -> None:
+    result = run_replay(BUNDLED_LOG, UNTIL)
     expected = expected_breaches(BUNDLED_LOG, UNTIL)
     assert Counter(breach.kind for breach in expected) == BY_KIND
     assert replayed(result) == expected
-    # of no weight: some tickets get another priority, and with it other deadlines, after they were marked
+    # not a fault: some tickets get another priority, and thus other deadlines, after they were marked
     found = {finding.check: finding.count for finding in result.audit.findings if finding.count}
     assert found == {Check.DEADLINE_EDITED: deadlines_moved_later(BUNDLED_LOG, UNTIL)}
     assert result.audit.marked_count == result.audit.record_count == result.audit.event_count == len(expected)
 
 
-def test_the_rules_of_the_log_lead_to_these_breaches(play: Any, tmp_path: Path) -> None:
+def test_the_rules_of_the_log_lead_to_these_breaches(run_replay: Any, tmp_path: Path) -> None:
     lines = [
-        # nobody answers: found in the minute after the deadline, and once only, though it is reopened and late again
+        # no reply: found in the minute after the deadline, and only once, although it is reopened and late again
         day("08:00", "UNANSWERED", "New"),
         day("09:00", "UNANSWERED", "Closed"),
         day("10:00", "UNANSWERED", "InWork"),
@@ -76,9 +76,9 @@ def test_the_rules_of_the_log_lead_to_these_breaches(play: Any, tmp_path: Path) 
         # on hold when the deadline passes, back in work later
         day("08:05", "HELD", "OnHold"),
         day("13:00", "HELD", "InWork"),
-        # appears when its deadline has long passed
+        # created long after its deadline
         day("12:30", "LATECOMER", "New"),
-        # becomes urgent, and is late at once
+        # becomes urgent and thereby late
         day("08:30", "RAISED", "New", "Low"),
         day("09:30", "RAISED", "New", "High"),
         # becomes less urgent a minute before it would be late, and is resolved late
@@ -92,7 +92,7 @@ def test_the_rules_of_the_log_lead_to_these_breaches(play: Any, tmp_path: Path) 
     ]
     log = tmp_path / "log.csv"
     log.write_text("\n".join([HEADER, *sorted(lines, key=lambda line: line.split(",")[1])]) + "\n")
-    result = play(log)
+    result = run_replay(log)
     at = "2016-03-01T{}Z".format
     assert replayed(result) == [
         (at("08:16"), "UNANSWERED", "FirstResponse", at("08:15")),
@@ -108,32 +108,32 @@ def test_the_rules_of_the_log_lead_to_these_breaches(play: Any, tmp_path: Path) 
     assert result.summary().endswith("Marked tickets (6), breach records (6) and events (6) agree.")
 
 
-def test_a_replay_stops_at_the_minute_that_it_is_told(play: Any, tmp_path: Path) -> None:
+def test_a_replay_stops_at_the_given_minute(run_replay: Any, tmp_path: Path) -> None:
     log = tmp_path / "log.csv"
     log.write_text("\n".join([HEADER, day("08:00", "ONE", "New"), day("08:01", "TWO", "New", opened="08:01")]) + "\n")
-    result = play(log, "2016-03-01T08:16Z")
+    result = run_replay(log, "2016-03-01T08:16Z")
     assert result.as_csv() == "2016-03-01T08:16Z,ONE,FirstResponse,2016-03-01T08:15Z\n"
     # 08:00, 08:01 and 08:16
     assert result.tick_count == 3
 
 
-def test_a_replay_refuses_a_database_that_holds_tickets(play: Any, support: psycopg.Connection[Any]) -> None:
+def test_a_replay_refuses_a_database_that_holds_tickets(run_replay: Any, support: psycopg.Connection[Any]) -> None:
     make_ticket(support)
     with pytest.raises(
         InputError, match=r"support\.tickets holds 1 tickets in database .*; a replay needs a database and topics"
     ):
-        play(BUNDLED_LOG)
+        run_replay(BUNDLED_LOG)
 
 
 def test_a_replay_refuses_a_database_that_holds_breach_records_and_a_topic_that_holds_events(
-    play: Any, support: psycopg.Connection[Any], cycle: Any
+    run_replay: Any, support: psycopg.Connection[Any], cycle: Any
 ) -> None:
     make_ticket(support, **FIRST_RESPONSE_OVERDUE)
-    assert cycle().published == 1
+    assert cycle().published_count == 1
     support.execute("delete from support.tickets")
     with pytest.raises(InputError, match=r"ticket_sla_breaches holds breach records in database .*; a replay needs"):
-        play(BUNDLED_LOG)
+        run_replay(BUNDLED_LOG)
     support.execute("delete from support.ticket_sla_breaches")
     with pytest.raises(InputError, match=r"topic .* on Kafka at .* holds events; a replay needs"):
-        play(BUNDLED_LOG)
+        run_replay(BUNDLED_LOG)
     assert support.execute("select count(*) from support.tickets").fetchone() == (0,)

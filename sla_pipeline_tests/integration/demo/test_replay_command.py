@@ -1,6 +1,4 @@
-"""The replay on servers of its own, as the command line runs it: nothing is needed beforehand, nothing stays
-afterwards.
-"""
+"""Replay on its own servers, as the command line runs it: it needs nothing and leaves nothing behind."""
 
 import os
 import signal
@@ -24,15 +22,15 @@ TWO,2016-03-01T08:01Z,2016-03-01T08:01Z,InWork,Critical,7,8,1
 """
 
 
-# two servers are started for it alone
+# each test starts two servers
 @pytest.mark.timeout(400)
-def test_a_log_is_played_on_servers_of_its_own_which_are_gone_afterwards(
+def test_a_log_is_replayed_on_servers_of_its_own_which_are_removed_afterwards(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = tmp_path / "log.csv"
     log.write_text(LOG)
     steps: list[tuple[int, int]] = []
-    # not below tmp_path, which is closed to the user as whom root's PostgreSQL runs
+    # not below tmp_path: started by root, PostgreSQL runs as nobody, who may not enter it
     with server_folder() as temporary:
         monkeypatch.setattr(tempfile, "tempdir", str(temporary))
         result = replay_on_embedded_servers(log, on_progress=lambda done, total: steps.append((done, total)))
@@ -71,16 +69,16 @@ def test_a_result_that_cannot_be_written_is_refused_before_any_server_is_started
     with pytest.raises(SystemExit) as ended:
         cli.main()
     assert ended.value.code == 2
-    complaint = capsys.readouterr().err
-    assert complaint.startswith("sla-pipeline: --out: '")
-    assert complaint.endswith(f" cannot be written: {fault}; name another file\n")
+    error_output = capsys.readouterr().err
+    assert error_output.startswith("sla-pipeline: --out: '")
+    assert error_output.endswith(f" cannot be written: {fault}; name another file\n")
 
 
-# two servers are started for it alone
+# each test starts two servers
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_replay_that_is_stopped_leaves_nothing_behind_and_says_nothing(number: signal.Signals) -> None:
-    """Its cycles' log is not this command's."""
+def test_a_replay_that_is_stopped_leaves_nothing_behind_and_prints_nothing(number: signal.Signals) -> None:
+    """The log of its cycles is not printed either."""
     log = REPOSITORY / "sla_pipeline" / "demo" / "data" / "incident_log_2016.csv"
     command = [sys.executable, "-c", "from sla_pipeline.entry import main; main()", "replay", str(log)]
     with server_folder() as temporary:
@@ -97,6 +95,6 @@ def test_a_replay_that_is_stopped_leaves_nothing_behind_and_says_nothing(number:
                 seconds=120,
             )
             replay.send_signal(number)
-            printed, complaint = replay.communicate(timeout=120)
-        assert (replay.returncode, printed, complaint) == (130, "", "")
+            printed, error_output = replay.communicate(timeout=120)
+        assert (replay.returncode, printed, error_output) == (130, "", "")
         assert list(temporary.iterdir()) == []

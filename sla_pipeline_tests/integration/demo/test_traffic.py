@@ -1,6 +1,4 @@
-"""The simulated desk at work beside real cycles: breaches of both kinds, races with the monitor, and in the end all
-agrees.
-"""
+"""Simulated traffic beside real cycles: breaches of both kinds, races with the monitor, and a clean audit."""
 
 import threading
 import time
@@ -16,9 +14,9 @@ from sla_pipeline.audit.findings import AuditReport
 from sla_pipeline.audit.verify import verify
 from sla_pipeline.breach import BreachKind
 from sla_pipeline.cycle import CycleTotals, SimulatedClock
-from sla_pipeline.demo.desk_work import Action
 from sla_pipeline.demo.incident_log import read_log
-from sla_pipeline.demo.traffic import STOCK_MOMENT, Traffic, load_stock
+from sla_pipeline.demo.operators import Action
+from sla_pipeline.demo.traffic import SNAPSHOT_MOMENT, Traffic, load_initial_tickets
 from sla_pipeline.kafka.settings import KafkaSettings
 from sla_pipeline.postgres.session import PostgresSettings
 from sla_pipeline_tests.integration.conftest import Cycle
@@ -29,9 +27,9 @@ Audit = Callable[[], AuditReport]
 
 @pytest.fixture
 def traffic(owner_url: str, clock: SimulatedClock) -> Iterator[Traffic]:
-    desk = Traffic(owner_url, seed=1, clock=clock)
-    yield desk
-    desk.close()
+    traffic = Traffic(owner_url, seed=1, clock=clock)
+    yield traffic
+    traffic.close()
 
 
 @pytest.fixture
@@ -40,7 +38,7 @@ def audit(worker_url: str, kafka_settings: KafkaSettings, clock: SimulatedClock)
 
 
 def pass_time(traffic: Traffic, clock: SimulatedClock, cycle: Cycle, minutes: int) -> list[CycleTotals]:
-    """Let the desk work for so many minutes of the clock, with a cycle at the end of each."""
+    """Run the traffic for ``minutes`` of the clock, with a cycle at the end of each; return the cycles' totals."""
     reports = []
     for _ in range(minutes):
         next_cycle = clock.moment + MINUTE
@@ -84,18 +82,18 @@ def test_no_ticket_was_marked_that_had_been_answered_or_resolved_when_its_cycle_
         assert due_at == (first_due_at if kind == "FirstResponse" else resolution_due_at)
         assert due_at < breached_at
         done_at = first_at if kind == "FirstResponse" else resolved_at
-        # equal: answered in the instant after the cycle
+        # equal: replied in the instant after the cycle
         assert done_at is None or done_at >= breached_at
 
 
 def test_the_same_seed_makes_the_same_traffic(owner_url: str, support: psycopg.Connection[Any]) -> None:
     def history(seed: int) -> list[tuple[Any, ...]]:
-        # without cycles in between: a conflict with the monitor makes an operator throw the dice once more
+        # without cycles in between: a conflict with the monitor would cause one more random draw
         clock = SimulatedClock(NOW)
-        desk = Traffic(owner_url, seed=seed, clock=clock)
+        traffic = Traffic(owner_url, seed=seed, clock=clock)
         while clock.moment < NOW + 3 * MINUTE:
-            clock.moment = min(NOW + 3 * MINUTE, clock.moment + timedelta(seconds=desk.perform_next()))
-        desk.close()
+            clock.moment = min(NOW + 3 * MINUTE, clock.moment + timedelta(seconds=traffic.perform_next()))
+        traffic.close()
         rows = support.execute("select * from support.tickets order by number").fetchall()
         support.execute("delete from support.tickets")
         return rows
@@ -106,9 +104,11 @@ def test_the_same_seed_makes_the_same_traffic(owner_url: str, support: psycopg.C
     assert other != first
 
 
-def test_the_stock_is_the_log_at_its_busiest_noon_moved_to_now(support: psycopg.Connection[Any], cycle: Cycle) -> None:
+def test_the_initial_tickets_are_the_log_at_its_busiest_noon_moved_to_now(
+    support: psycopg.Connection[Any], cycle: Cycle
+) -> None:
     log = read_log()
-    assert load_stock(support, log, NOW) == 734
+    assert load_initial_tickets(support, log, NOW) == 734
     statuses = dict(support.execute("select status, count(*) from support.tickets group by status").fetchall())
     assert statuses == {"New": 302, "InWork": 127, "OnHold": 95, "Resolved": 208, "Closed": 2}
     newest = support.execute("select greatest(max(created_at), max(updated_at)) from support.tickets").fetchone()
@@ -118,17 +118,17 @@ def test_the_stock_is_the_log_at_its_busiest_noon_moved_to_now(support: psycopg.
     row = support.execute(
         "select first_response_due_at from support.tickets where number = %s", (first.number,)
     ).fetchone()
-    assert row == (first.opened_at + timedelta(hours=4) + (NOW - STOCK_MOMENT),)
+    assert row == (first.opened_at + timedelta(hours=4) + (NOW - SNAPSHOT_MOMENT),)
     # what was overdue at that noon is overdue now
     assert cycle().processed_count == 223
     # a demo that is started again keeps its tickets
-    assert load_stock(support, log, NOW + MINUTE) == 0
+    assert load_initial_tickets(support, log, NOW + MINUTE) == 0
 
 
-def test_the_desk_takes_up_the_stock_too(
+def test_the_desk_works_on_the_initial_tickets_too(
     support: psycopg.Connection[Any], traffic: Traffic, clock: SimulatedClock, cycle: Cycle, audit: Audit
 ) -> None:
-    load_stock(support, read_log(), NOW)
+    load_initial_tickets(support, read_log(), NOW)
     reports = pass_time(traffic, clock, cycle, 5)
     assert sum(report.processed_count for report in reports) > 223
     touched = support.execute(
@@ -143,9 +143,9 @@ def test_a_desk_that_is_opened_again_goes_on_with_the_next_number(
     owner_url: str, clock: SimulatedClock, cycle: Cycle
 ) -> None:
     for arrivals in (1, 2):
-        desk = Traffic(owner_url, seed=arrivals, clock=clock)
-        pass_time(desk, clock, cycle, 1)
-        desk.close()
+        traffic = Traffic(owner_url, seed=arrivals, clock=clock)
+        pass_time(traffic, clock, cycle, 1)
+        traffic.close()
     with psycopg.connect(owner_url) as connection:
         numbers = [number for (number,) in connection.execute("select number from support.tickets order by number")]
     assert numbers == [f"DEMO{position:07d}" for position in range(1, len(numbers) + 1)]
@@ -160,7 +160,7 @@ def test_a_ticket_that_someone_else_has_locked_is_worked_on_later(
 ) -> None:
     ticket_id = make_ticket(support)
     operator.execute("select from support.tickets where id = %s for update", (ticket_id,))
-    while "locked by someone else" not in caplog.text:
+    while "locked by another session" not in caplog.text:
         clock.moment += timedelta(seconds=traffic.perform_next())
         assert clock.moment < NOW + 60 * MINUTE
     assert look(support, ticket_id)["updated_at"] < NOW
@@ -171,20 +171,20 @@ def test_a_ticket_that_someone_else_has_locked_is_worked_on_later(
     assert look(support, ticket_id)["status"] in ("InWork", "Resolved")
 
 
-def test_a_thread_of_traffic_ends_at_once_when_it_is_told_to(owner_url: str, support: psycopg.Connection[Any]) -> None:
+def test_a_thread_of_traffic_ends_at_once_when_it_is_stopped(owner_url: str, support: psycopg.Connection[Any]) -> None:
     stop = threading.Event()
-    desk = Traffic(owner_url)
-    thread = threading.Thread(target=desk.run, args=(stop,))
+    traffic = Traffic(owner_url)
+    thread = threading.Thread(target=traffic.run, args=(stop,))
     began = datetime.now(UTC)
     thread.start()
     deadline = time.monotonic() + 30
-    while desk.counts.arrivals < 2 and time.monotonic() < deadline:
+    while traffic.counts.arrivals < 2 and time.monotonic() < deadline:
         stop.wait(0.05)
     stop.set()
     thread.join(5)
     assert not thread.is_alive()
-    assert desk.counts.arrivals >= 2
+    assert traffic.counts.arrivals >= 2
     created = support.execute("select min(created_at), count(*) from support.tickets").fetchone()
     assert created is not None
     assert created[0] >= began
-    assert created[1] == desk.counts.arrivals
+    assert created[1] == traffic.counts.arrivals

@@ -1,10 +1,8 @@
-"""The machine: claim, mark, publish, crashes, amid operators and the passing of time, in an order that Hypothesis
-chooses.
+"""Rules of the monitor: claims, marks, publishing and crashes, in an order that Hypothesis chooses.
 
-What belongs here: the monitor's rules, and what each must come to. What does not: the support service
-(``support_machine.py``), what must be true after every rule (``oracle.py``), how a publisher ends badly
-(``publishers.py``). Which tickets a rule takes hangs on the model alone, never on what the servers answered, so that an
-example can be run again.
+``support_machine.py`` holds the rules of the support service, ``expected_state.py`` the checks after every rule,
+``publishers.py`` the failing publishers. The tickets that a rule uses depend on the expected state alone, never on a
+server's answer, so that an example can be repeated.
 """
 
 import itertools
@@ -24,7 +22,7 @@ from sla_pipeline.kafka.relay import STEPS
 from sla_pipeline.monitor import steps
 from sla_pipeline.monitor.runner import run_cycle
 from sla_pipeline.postgres.database import Database
-from sla_pipeline_tests.integration.state_machine.model import claimable, overdue
+from sla_pipeline_tests.integration.state_machine.database_state import claimable, overdue
 from sla_pipeline_tests.integration.state_machine.publishers import (
     Crashed,
     overtake,
@@ -32,9 +30,9 @@ from sla_pipeline_tests.integration.state_machine.publishers import (
     publish_and_die,
     publish_with_its_session_cut,
 )
-from sla_pipeline_tests.integration.state_machine.support_actions import ACTIONS, LATE, minutes
+from sla_pipeline_tests.integration.state_machine.support_actions import ACTIONS, OVERDUE, minutes
 from sla_pipeline_tests.integration.state_machine.support_machine import SupportMachine, positions
-from sla_pipeline_tests.integration.state_machine.world import World
+from sla_pipeline_tests.integration.state_machine.system_under_test import SystemUnderTest
 from sla_pipeline_tests.tickets import HOUR
 
 __all__ = ["SlaMonitorMachine"]
@@ -47,25 +45,25 @@ _batch_counts = st.integers(1, 3)
 
 @dataclass
 class OpenCycle:
-    """A cycle that has claimed and is not at its end."""
+    """A cycle that has claimed tickets and has not ended."""
 
     database: Database
     claim: Claim
     waiting: list[tuple[str, ...]]
-    """Batches that are still to be marked."""
+    """Batches not yet marked."""
 
 
 class SlaMonitorMachine(SupportMachine):
-    """One example: cycles and publishers in the midst of what the support service does."""
+    """One example: cycles and publishers among the actions of the support service."""
 
-    def __init__(self, open_world: Callable[[], World]) -> None:
+    def __init__(self, open_system: Callable[[], SystemUnderTest]) -> None:
         self._error_outside = sys.exc_info()[1]
-        super().__init__(open_world)
-        self.relay = self.world.relay()
+        super().__init__(open_system)
+        self.relay = self.system.relay()
         self.cycles: list[OpenCycle] = []
 
     def claimed_ids(self) -> set[str]:
-        """Of all open cycles."""
+        """Return the ids that open cycles have claimed and not yet tried."""
         return {ticket_id for cycle in self.cycles for batch in cycle.waiting for ticket_id in batch}
 
     # --- cycles, step by step
@@ -73,10 +71,10 @@ class SlaMonitorMachine(SupportMachine):
     @precondition(lambda self: len(self.cycles) < _POD_COUNT)
     @rule(batch_size=_batch_sizes, max_batches=_batch_counts)
     def a_cycle_claims(self, batch_size: int, max_batches: int) -> None:
-        database = self.world.pod()
-        given = CycleInput(batch_size, max_batches)
-        expected = claimable(self.oracle.state, self.clock.moment, given.ceiling)
-        claim = steps.claim_overdue(database, self.clock, given, run_id=f"cycle-{next(self.numbers)}")
+        database = self.system.pod()
+        cycle_input = CycleInput(batch_size, max_batches)
+        expected = claimable(self.expected.checked, self.clock.moment, cycle_input.ceiling)
+        claim = steps.claim_overdue(database, self.clock, cycle_input, run_id=f"cycle-{next(self.numbers)}")
         assert list(itertools.chain(*claim.batches)) == expected
         self.cycles.append(OpenCycle(database, claim, list(claim.batches)))
 
@@ -88,7 +86,7 @@ class SlaMonitorMachine(SupportMachine):
     @rule(position=positions, action=st.sampled_from(sorted(ACTIONS)), offset=minutes)
     def an_operator_is_faster_than_a_batch(self, position: int, action: str, offset: int) -> None:
         cycle = self._cycle_with_work(position)
-        free = sorted((self.oracle.tickets.keys() - self.held) & set(cycle.waiting[0]))
+        free = sorted((self.expected.tickets.keys() - self.held) & set(cycle.waiting[0]))
         if free:
             self.act(free[position % len(free)], action, offset)
         self._mark(cycle, [cycle.waiting.pop(0)])
@@ -117,13 +115,13 @@ class SlaMonitorMachine(SupportMachine):
                 if how == "loses its session":
                     cycle.database.close()
                 else:
-                    self.world.cut(pid)
+                    self.system.cut(pid)
 
         expected = self._markable(cycle, cycle.waiting[0])[0] if step == "batch_committed" else []
         with suppress(Crashed, PostgresUnavailable):
             steps.mark_breached(cycle.database, replace(cycle.claim, batches=(cycle.waiting[0],)), on_step=on_step)
         cycle.database.close()
-        self.world.wait_until_gone(pid)
+        self.system.wait_until_gone(pid)
         assert sorted(self.newly_marked()) == sorted(expected)
 
     @precondition(lambda self: self.cycles)
@@ -138,15 +136,15 @@ class SlaMonitorMachine(SupportMachine):
         done = [cycle for cycle in self.cycles if not cycle.waiting]
         cycle = done[position % len(done)]
         self.cycles.remove(cycle)
-        waiting = self.oracle.state.last_seq - self.oracle.state.published_seq
+        unpublished = self.expected.checked.last_seq - self.expected.checked.published_seq
         claim = replace(cycle.claim, batches=())
         steps.mark_breached(cycle.database, claim)
         steps.publish_breaches(cycle.database, lambda: self.relay, claim)
-        report = steps.close_cycle(cycle.database, self.clock, claim)
-        self._assert_no_errors_but_an_outage(report.errors)
-        assert report.backlog_count == len(overdue(self.oracle.tickets.values(), self.clock.moment))
-        # less when a publisher died between its commit and the copy of the position
-        assert report.published_count <= waiting
+        totals = steps.close_cycle(cycle.database, self.clock, claim)
+        self._assert_no_errors_but_an_outage(totals.errors)
+        assert totals.backlog_count == len(overdue(self.expected.tickets.values(), self.clock.moment))
+        # fewer when a publisher died between its commit and the copy of the position
+        assert totals.published_count <= unpublished
         self._assert_all_published()
         cycle.database.close()
 
@@ -154,36 +152,36 @@ class SlaMonitorMachine(SupportMachine):
     def a_whole_cycle_runs(self, batch_size: int, max_batches: int) -> None:
         self._run_cycle(CycleInput(batch_size, max_batches))
 
-    def _run_cycle(self, given: CycleInput) -> CycleTotals:
-        database = self.world.pod()
-        claimed = claimable(self.oracle.state, self.clock.moment, given.ceiling)
+    def _run_cycle(self, cycle_input: CycleInput) -> CycleTotals:
+        database = self.system.pod()
+        claimed = claimable(self.expected.checked, self.clock.moment, cycle_input.ceiling)
         expected, bad, _ = self._split(claimed, self.clock.moment)
-        report = run_cycle(database, self.relay, given, clock=self.clock)
+        totals = run_cycle(database, self.relay, cycle_input, clock=self.clock)
         database.close()
         assert sorted(self.newly_marked()) == sorted(expected)
-        assert report.processed_count == len(expected)
-        assert len([error for error in report.errors if " set aside: the event cannot be built: " in error]) == len(bad)
-        self._assert_no_errors_but_an_outage([error for error in report.errors if " set aside: " not in error])
+        assert totals.processed_count == len(expected)
+        assert len([error for error in totals.errors if " set aside: the event cannot be built: " in error]) == len(bad)
+        self._assert_no_errors_but_an_outage([error for error in totals.errors if " set aside: " not in error])
         self._assert_all_published()
-        return report
+        return totals
 
     def _assert_no_errors_but_an_outage(self, errors: list[str]) -> None:
-        """A busy machine may stall the broker; the next attempt must make up for it."""
+        """Accept one failed publishing, since a busy machine may stall the broker; the next attempt must succeed."""
         if errors:
             assert len(errors) == 1
             assert errors[0].startswith(
-                ("publishing failed: Kafka ", f"publishing failed: topic {self.world.kafka.progress_topic} ")
+                ("publishing failed: Kafka ", f"publishing failed: topic {self.system.kafka.progress_topic} ")
             )
-            publish(self.world, self.relay)
+            publish(self.system, self.relay)
 
     def _cycle_with_work(self, position: int) -> OpenCycle:
-        """An open cycle with batches to be marked; when there is none, one claims."""
+        """Return an open cycle with unmarked batches; start one when there is none."""
         with_work = [cycle for cycle in self.cycles if cycle.waiting]
         if not with_work:
             if len(self.cycles) == _POD_COUNT:
                 self.a_cycle_is_abandoned(position)
-            if not claimable(self.oracle.state, self.clock.moment, 1):
-                self.tickets_come([LATE, LATE, LATE])
+            if not claimable(self.expected.checked, self.clock.moment, 1):
+                self.tickets_are_created([OVERDUE, OVERDUE, OVERDUE])
                 self.newly_marked()
             self.a_cycle_claims(2, 2)
             with_work = self.cycles[-1:]
@@ -197,34 +195,32 @@ class SlaMonitorMachine(SupportMachine):
         assert totals.processed_count == len(expected)
         assert totals.lock_skip_count == len(held)
         assert totals.error_count == len(bad)
-        assert {row.ticket_id for row in self.oracle.state.set_aside} >= set(bad)
+        assert {row.ticket_id for row in self.expected.checked.set_aside} >= set(bad)
 
     def _markable(self, cycle: OpenCycle, ids: Iterable[str]) -> tuple[list[str], list[str], list[str]]:
         return self._split(ids, cycle.claim.now_utc)
 
     def _split(self, ids: Iterable[str], now_utc: datetime) -> tuple[list[str], list[str], list[str]]:
-        """Of ``ids``: those that a batch at ``now_utc`` must mark, those it must set aside, those it must leave to
-        whoever holds them.
-        """
-        out_of_reach = self.held if self.held_how == "row" else set()
+        """Split ``ids`` into those that a batch at ``now_utc`` must mark, must set aside, and must skip as locked."""
+        locked = self.held if self.held_how == "row" else set()
         expected: list[str] = []
         bad: list[str] = []
         held: list[str] = []
         for ticket_id in ids:
-            ticket = self.oracle.tickets.get(ticket_id)
+            ticket = self.expected.tickets.get(ticket_id)
             if ticket is None or judge(ticket, now_utc) is None:
                 continue
-            (held if ticket_id in out_of_reach else bad if ticket.is_bad else expected).append(ticket_id)
+            (held if ticket_id in locked else bad if ticket.is_bad else expected).append(ticket_id)
         return expected, bad, held
 
     # --- publishers
 
-    def _let_something_wait(self) -> None:
-        """Lets a cycle mark, unless there are records to be published already."""
-        if self.oracle.state.published_seq == self.oracle.state.last_seq:
-            self.tickets_come([LATE, LATE])
+    def _ensure_unpublished_records(self) -> None:
+        """Mark some tickets unless unpublished records exist."""
+        if self.expected.checked.published_seq == self.expected.checked.last_seq:
+            self.tickets_are_created([OVERDUE, OVERDUE])
             self.newly_marked()
-            database = self.world.pod()
+            database = self.system.pod()
             steps.mark_breached(
                 database, steps.claim_overdue(database, self.clock, CycleInput(), run_id=f"cycle-{next(self.numbers)}")
             )
@@ -233,56 +229,56 @@ class SlaMonitorMachine(SupportMachine):
 
     @rule(transaction_limit=st.sampled_from([1, 2, 10_000]))
     def the_records_are_published(self, transaction_limit: int) -> None:
-        self._let_something_wait()
-        publish(self.world, self.world.relay(transaction_limit=transaction_limit))
+        self._ensure_unpublished_records()
+        publish(self.system, self.system.relay(transaction_limit=transaction_limit))
         self._assert_all_published()
 
     @rule(step=st.sampled_from(STEPS), nth=st.integers(1, 2), transaction_limit=st.sampled_from([1, 10_000]))
     def a_publisher_dies(self, step: str, nth: int, transaction_limit: int) -> None:
-        self._let_something_wait()
-        if not publish_and_die(self.world, step=step, nth=nth, transaction_limit=transaction_limit):
+        self._ensure_unpublished_records()
+        if not publish_and_die(self.system, step=step, nth=nth, transaction_limit=transaction_limit):
             self.newly_marked()
             self._assert_all_published()
-        self.relay = self.world.relay()
+        self.relay = self.system.relay()
 
     @rule(step=st.sampled_from(STEPS))
     def a_publisher_loses_its_session(self, step: str) -> None:
-        self._let_something_wait()
-        publish_with_its_session_cut(self.world, step=step)
+        self._ensure_unpublished_records()
+        publish_with_its_session_cut(self.system, step=step)
 
-    @rule(step=st.sampled_from(STEPS), let_go_at=st.sampled_from([None, *STEPS]))
-    def a_publisher_sleeps_and_another_takes_over(self, step: str, let_go_at: str | None) -> None:
-        self._let_something_wait()
-        overtake(self.world, step=step, let_go_at=let_go_at)
+    @rule(step=st.sampled_from(STEPS), resume_at=st.sampled_from([None, *STEPS]))
+    def a_publisher_is_paused_and_another_takes_over(self, step: str, resume_at: str | None) -> None:
+        self._ensure_unpublished_records()
+        overtake(self.system, step=step, resume_at=resume_at)
 
     def _assert_all_published(self) -> None:
         assert self.newly_marked() == []
-        state = self.oracle.state
-        assert state.published_seq == state.last_seq
-        events = self.world.witness.look_at_all()
-        self.oracle.judge_topic(events)
-        assert len(events) == state.last_seq
+        checked = self.expected.checked
+        assert checked.published_seq == checked.last_seq
+        events = self.system.consumer.read_all()
+        self.expected.check_topic(events)
+        assert len(events) == checked.last_seq
 
-    # --- the end
+    # --- end of the example
 
     def teardown(self) -> None:
-        """One clean cycle brings everything to its right end; a second one finds nothing to do."""
+        """Check that one clean cycle completes all work and that a second one finds none."""
         try:
             if sys.exc_info()[1] is self._error_outside:
                 self._end()
         finally:
-            self.world.close()
+            self.system.close()
 
     def _end(self) -> None:
-        self.world.operator.rollback()
+        self.system.operator.rollback()
         self.held, self.held_how = set(), ""
         for cycle in self.cycles:
             cycle.database.close()
-        # whatever was set aside may be tried again
+        # from now on, tickets that were set aside are due for another try
         self.clock.moment += 2 * HOUR
-        left = [t for t in self.oracle.tickets.values() if judge(t, self.clock.moment)]
-        report = self._run_cycle(CycleInput())
-        assert report.processed_count == len([ticket for ticket in left if not ticket.is_bad])
-        assert report.backlog_count == len([ticket for ticket in left if ticket.is_bad])
-        again = self._run_cycle(CycleInput())
-        assert (again.processed_count, again.published_count) == (0, 0)
+        left = [t for t in self.expected.tickets.values() if judge(t, self.clock.moment)]
+        totals = self._run_cycle(CycleInput())
+        assert totals.processed_count == len([ticket for ticket in left if not ticket.is_bad])
+        assert totals.backlog_count == len([ticket for ticket in left if ticket.is_bad])
+        second = self._run_cycle(CycleInput())
+        assert (second.processed_count, second.published_count) == (0, 0)

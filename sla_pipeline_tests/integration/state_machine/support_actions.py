@@ -1,7 +1,4 @@
-"""What the support service does to tickets, drawn by Hypothesis: which tickets come, what operators change of them.
-
-What belongs here: strategies, and the change that an action means. What does not: carrying it out (``world.py``).
-"""
+"""Actions of the support service, drawn by Hypothesis: new tickets and operators' changes. Pure."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,21 +8,21 @@ from uuid import UUID
 
 from hypothesis import strategies as st
 
-from sla_pipeline_tests.integration.state_machine.model import Ticket
+from sla_pipeline_tests.integration.state_machine.database_state import TicketRow
 from sla_pipeline_tests.tickets import MINUTE, NOW, QUEUE, TENANT
 
-__all__ = ["ACTIONS", "LATE", "Draft", "changed_values", "drafts", "minutes"]
+__all__ = ["ACTIONS", "OVERDUE", "Draft", "changed_values", "drafts", "minutes"]
 
-# odd, so that it maps the counted tickets to ids that are not in their order
+# odd, so that consecutive ticket numbers map to distinct ids in another order
 _SPREAD = 0x9E3779B97F4A7C15F39CC0605CEDC835
 
-# around a cycle's now; 0 is the boundary itself, at which nothing is overdue yet
+# around a cycle's time; 0 is the boundary, at which nothing is overdue yet
 minutes = st.integers(min_value=-60, max_value=30)
 
 
 @dataclass(frozen=True)
 class Draft:
-    """A ticket to come; deadlines in minutes from the time of its coming."""
+    """A new ticket; deadlines in minutes from its creation."""
 
     status: str
     first_due_minutes: int | None
@@ -36,9 +33,9 @@ class Draft:
     has_queue: bool
     breached: bool
 
-    def ticket(self, number: int, now: datetime) -> Ticket:
-        """The row."""
-        return Ticket(
+    def ticket(self, number: int, now: datetime) -> TicketRow:
+        """Return the ticket's row."""
+        return TicketRow(
             id=str(UUID(int=number * _SPREAD % 2**128)),
             number=f"TCK-{number}",
             tenant_id=TENANT,
@@ -65,7 +62,7 @@ _seldom = st.sampled_from([False] * 7 + [True])
 _mostly_passed = st.one_of(st.integers(-60, -1), st.integers(-60, -1), minutes, st.none())
 drafts = st.builds(
     Draft,
-    # most are of a kind that is overdue and can be marked
+    # most tickets are overdue and can be marked
     status=st.sampled_from(["New", "InWork", "New", "InWork", "New", "InWork", "OnHold", "Resolved", "Closed"]),
     first_due_minutes=_mostly_passed,
     replied=st.sampled_from([False, False, True]),
@@ -75,10 +72,10 @@ drafts = st.builds(
     has_queue=_seldom.map(lambda seldom: not seldom),
     breached=_seldom,
 )
-LATE = Draft("New", -1, False, None, False, "Normal", True, False)
+OVERDUE = Draft("New", -1, False, None, False, "Normal", True, False)
 """A ticket that a cycle must mark."""
 
-Action = Callable[[Ticket, datetime, int], dict[str, Any]]
+Action = Callable[[TicketRow, datetime, int], dict[str, Any]]
 ACTIONS: dict[str, Action] = {
     "reply": lambda _, now, __: {"first_response_at": now},
     "take into work": lambda _, __, ___: {"status": "InWork"},
@@ -93,12 +90,12 @@ ACTIONS: dict[str, Action] = {
     "invent a priority": lambda _, __, ___: {"priority": "Urgent"},
     "empty the priority": lambda _, __, ___: {"priority": ""},
     "lose the queue": lambda _, __, ___: {"queue_id": None},
-    "mend": lambda _, __, ___: {"priority": "Normal", "queue_id": QUEUE},
-    # a full-row write of somebody who had loaded the ticket before it was marked (CASES: blind write)
+    "repair": lambda _, __, ___: {"priority": "Normal", "queue_id": QUEUE},
+    # a full-row write of a client that read the ticket before it was marked (a blind write)
     "write the row back as not breached": lambda ticket, _, __: {**vars(ticket), "sla_breached": False},
 }
 
 
-def changed_values(ticket: Ticket, action: str, now: datetime, offset: int) -> dict[str, Any]:
-    """The columns that ``action`` writes, and their values."""
+def changed_values(ticket: TicketRow, action: str, now: datetime, offset: int) -> dict[str, Any]:
+    """Return the columns that ``action`` writes, with their values."""
     return {**ACTIONS[action](ticket, now, offset), "updated_at": now}

@@ -1,8 +1,7 @@
-"""Everything at once, in any order: a state machine drives cycles, operators, crashes and the clock on real servers
-(SPEC 7, 8).
+"""Stateful test: cycles, operators, crashes and the clock in any order on real servers (SPEC 7, 8).
 
-The examples are the same in every run, so that a red run can be told from a new find.
-``SLA_TEST_STATE_MACHINE_EXAMPLES=500`` looks for new ones instead, and prints how to run a failing one again.
+The examples are the same in every run, so a failure comes from a change of the code and not from a new example.
+``SLA_TEST_STATE_MACHINE_EXAMPLES=500`` generates new examples and prints how to repeat a failing one.
 """
 
 import os
@@ -20,8 +19,8 @@ from sla_pipeline.kafka.settings import KafkaSettings
 from sla_pipeline.postgres import marking, tickets
 from sla_pipeline_tests.chaos.broken import Build, install
 from sla_pipeline_tests.integration.state_machine.machine import SlaMonitorMachine
-from sla_pipeline_tests.integration.state_machine.support_actions import LATE
-from sla_pipeline_tests.integration.state_machine.world import World
+from sla_pipeline_tests.integration.state_machine.support_actions import OVERDUE
+from sla_pipeline_tests.integration.state_machine.system_under_test import SystemUnderTest
 
 _EXAMPLES = int(os.environ.get("SLA_TEST_STATE_MACHINE_EXAMPLES", "0"))
 Machine = Callable[[], SlaMonitorMachine]
@@ -29,24 +28,24 @@ Machine = Callable[[], SlaMonitorMachine]
 
 @pytest.fixture
 def machine(owner_url: str, worker_url: str, kafka_settings: KafkaSettings) -> Machine:
-    """A machine that starts on an emptied database, with topics of its own."""
+    """Return a machine class on an emptied database with topics of its own."""
 
     class OnRealServers(SlaMonitorMachine):
         def __init__(self) -> None:
-            super().__init__(lambda: World(owner_url=owner_url, worker_url=worker_url, kafka=kafka_settings))
+            super().__init__(lambda: SystemUnderTest(owner_url=owner_url, worker_url=worker_url, kafka=kafka_settings))
 
     return OnRealServers
 
 
 def _run(machine: Machine, *, examples: int, phases: tuple[Phase, ...], derandomize: bool = True) -> None:
     run_state_machine_as_test(
-        # what it calls is all that it needs of a class
+        # Hypothesis only calls it, so a factory is enough
         cast("type[SlaMonitorMachine]", machine),
         settings=settings(
             max_examples=examples,
             stateful_step_count=30,
             derandomize=derandomize,
-            # nothing is remembered from one run to the next
+            # no examples are stored between runs
             database=None,
             deadline=None,
             print_blob=True,
@@ -63,8 +62,8 @@ def test_any_order_of_steps_crashes_and_operators(machine: Machine) -> None:
     _run(machine, examples=_EXAMPLES or 12, phases=(Phase.generate, Phase.shrink), derandomize=not _EXAMPLES)
 
 
-def _no_second_look() -> None:
-    """A batch is marked as it was claimed: what an operator has done since is not seen."""
+def _no_recheck() -> None:
+    """Patch the product so that a batch is marked as claimed, without a check for changes since."""
     assert tickets.OVERDUE in tickets._LOCK_BATCH
     mock.patch.object(tickets, "_LOCK_BATCH", tickets._LOCK_BATCH.replace(tickets.OVERDUE, "not sla_breached")).start()
     mock.patch.object(
@@ -74,7 +73,7 @@ def _no_second_look() -> None:
 
 @pytest.fixture
 def broken_build(request: pytest.FixtureRequest) -> Iterator[None]:
-    """The product, wrong in one way."""
+    """Install one wrong build of the product."""
     request.param()
     yield
     mock.patch.stopall()
@@ -85,8 +84,8 @@ def _dies_after_the_commit(machine: SlaMonitorMachine) -> None:
     machine.the_records_are_published(transaction_limit=10_000)
 
 
-def _wakes_after_the_other_has_read(machine: SlaMonitorMachine) -> None:
-    machine.a_publisher_sleeps_and_another_takes_over(step="flushed", let_go_at="progress_read")
+def _resumes_after_the_other_has_read(machine: SlaMonitorMachine) -> None:
+    machine.a_publisher_is_paused_and_another_takes_over(step="flushed", resume_at="progress_read")
 
 
 def _replies_before_the_mark(machine: SlaMonitorMachine) -> None:
@@ -102,26 +101,24 @@ def _replies_before_the_mark(machine: SlaMonitorMachine) -> None:
         ),
         pytest.param(
             partial(install, Build.EARLY_PROGRESS),
-            _wakes_after_the_other_has_read,
+            _resumes_after_the_other_has_read,
             "tickets with two events",
             id="position read before the fence",
         ),
-        pytest.param(
-            _no_second_look, _replies_before_the_mark, "marked against the rule", id="no second look at the row"
-        ),
+        pytest.param(_no_recheck, _replies_before_the_mark, "marked against the rule", id="no recheck of the row"),
     ],
     indirect=["broken_build"],
 )
 def test_the_machines_rules_find_what_is_wrong(
     machine: Machine, steps: Callable[[SlaMonitorMachine], None], found: str
 ) -> None:
-    """Rules that found nothing in a wrong product would prove nothing of a right one."""
+    """Rules that pass a wrong product would prove nothing about the right one."""
     example = machine()
     with pytest.raises(AssertionError, match=found):
         _to_the_end(example, steps)
 
 
-@pytest.mark.parametrize("steps", [_dies_after_the_commit, _wakes_after_the_other_has_read, _replies_before_the_mark])
+@pytest.mark.parametrize("steps", [_dies_after_the_commit, _resumes_after_the_other_has_read, _replies_before_the_mark])
 def test_the_same_steps_find_nothing_in_the_product(
     machine: Machine, steps: Callable[[SlaMonitorMachine], None]
 ) -> None:
@@ -130,7 +127,7 @@ def test_the_same_steps_find_nothing_in_the_product(
 
 def _to_the_end(example: SlaMonitorMachine, steps: Callable[[SlaMonitorMachine], None]) -> None:
     try:
-        example.tickets_are_there([LATE, LATE, LATE])
+        example.initial_tickets([OVERDUE, OVERDUE, OVERDUE])
         example.database_is_sound()
         steps(example)
         example.database_is_sound()

@@ -1,4 +1,4 @@
-"""What a shell's variables can and cannot do to the demo, and what a second shell gets from its file."""
+"""Isolation of the demo from a shell's variables, and the file for a second shell."""
 
 import os
 import subprocess
@@ -13,7 +13,7 @@ ADDRESSES = Addresses(
     worker_url="postgresql://worker:a$b'c@127.0.0.1:1/support?options=-c%20x",
     owner_url="postgresql://postgres:p w@127.0.0.1:1/support",
     bootstrap_servers="127.0.0.1:2",
-    dagster_home=Path('/tmp/a `folder` of "mine"/dagster'),  # noqa: S108 - a name, nothing is made there
+    dagster_home=Path('/tmp/a `folder` of "mine"/dagster'),  # noqa: S108 - only a name, never created
     dagster_url="postgresql://postgres:p w@127.0.0.1:1/dagster",
 )
 
@@ -46,17 +46,18 @@ def test_everything_else_is_inherited() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"), [({}, "127.0.0.1,localhost"), ({"no_proxy": "a.example"}, "a.example,127.0.0.1,localhost")]
+    ("inherited", "expected"),
+    [({}, "127.0.0.1,localhost"), ({"no_proxy": "a.example"}, "a.example,127.0.0.1,localhost")],
 )
-def test_a_proxy_never_gets_what_is_for_this_machine(given: dict[str, str], expected: str) -> None:
-    shell = {"http_proxy": "http://proxy:3128"} | given
+def test_a_proxy_never_gets_what_is_for_this_machine(inherited: dict[str, str], expected: str) -> None:
+    shell = {"http_proxy": "http://proxy:3128"} | inherited
     isolated = isolated_environment(shell)
     assert isolated["http_proxy"] == "http://proxy:3128"
     assert isolated["no_proxy"] == expected
 
 
 def _after_sourcing(file: Path, shell: dict[str, str]) -> dict[str, str]:
-    """The environment of a program that is run in a POSIX shell after the file was sourced."""
+    """Return the environment of a program that a POSIX shell starts after sourcing the file."""
     command = ["/bin/sh", "-euc", '. "$1"; env -0', "sh", str(file)]
     printed = subprocess.run(command, env=shell, capture_output=True, text=True, check=True).stdout
     return dict(line.split("=", 1) for line in printed.split("\0") if line)
@@ -73,16 +74,16 @@ def test_a_second_shell_reaches_the_demo_whatever_it_had_set_before(tmp_path: Pa
         "DAGSTER_HOME": "/other",
     }
     with second_shell_file(file, ADDRESSES):
-        found = _after_sourcing(file, shell)
+        sourced = _after_sourcing(file, shell)
     bin_folder = str(Path(sys.executable).parent)
-    assert {name: value for name, value in found.items() if name.startswith(("SLA_", "PG", "DAGSTER_"))} == {
+    assert {name: value for name, value in sourced.items() if name.startswith(("SLA_", "PG", "DAGSTER_"))} == {
         "SLA_POSTGRES_URL": ADDRESSES.worker_url,
         "SLA_POSTGRES_OWNER_URL": ADDRESSES.owner_url,
         "SLA_KAFKA_BOOTSTRAP_SERVERS": ADDRESSES.bootstrap_servers,
         "DAGSTER_HOME": str(ADDRESSES.dagster_home),
         "DAGSTER_POSTGRES_URL": ADDRESSES.dagster_url,
     }
-    assert found["PATH"] == f"{bin_folder}:{os.defpath}"
+    assert sourced["PATH"] == f"{bin_folder}:{os.defpath}"
 
 
 def test_the_file_is_for_its_owner_only_and_for_the_length_of_the_demo(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The incident log's form: what is read, and the one clear error for each way to be malformed."""
+"""Reader of the incident log: well-formed files, and one error for each malformed one."""
 
 from collections import Counter
 from datetime import UTC, datetime
@@ -22,13 +22,13 @@ def written(folder: Path, *lines: str) -> Path:
 
 
 def refusal(path: Path) -> str:
-    """The error, with the file's folder left out."""
+    """Return the error without the file's folder."""
     with pytest.raises(InputError) as caught:
         read_log(path)
     return str(caught.value).replace(f"{path.parent}/", "")
 
 
-def test_the_log_in_the_package_holds_the_changes_that_its_readme_tells_of() -> None:
+def test_the_log_in_the_package_holds_the_changes_that_its_readme_lists() -> None:
     log = read_log()
     assert (len(log.changes), len(log.by_ticket())) == (5_998, 890)
     assert (log.changes[0].at, log.changes[-1].at) == (
@@ -141,8 +141,8 @@ NUMBER = "write 1 to 64 letters, digits, dots, dashes or underscores"
 def test_a_malformed_value_is_refused_with_file_line_column_value_and_remedy(
     tmp_path: Path, column: str, value: str, remedy: str
 ) -> None:
-    told = refusal(written(tmp_path, HEADER, GOOD, with_value(column, value)))
-    assert told == f"log.csv, line 3, column {column}: {value!r}; {remedy}"
+    message = refusal(written(tmp_path, HEADER, GOOD, with_value(column, value)))
+    assert message == f"log.csv, line 3, column {column}: {value!r}; {remedy}"
 
 
 def test_a_very_long_value_is_shown_by_its_beginning(tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_a_very_long_value_is_shown_by_its_beginning(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("lines", "told"),
+    ("lines", "message"),
     [
         (
             [],
@@ -190,8 +190,10 @@ def test_a_very_long_value_is_shown_by_its_beginning(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_malformed_file_is_refused_with_its_place_and_a_remedy(tmp_path: Path, lines: list[str], told: str) -> None:
-    assert refusal(written(tmp_path, *lines)) == told
+def test_a_malformed_file_is_refused_with_its_place_and_a_remedy(
+    tmp_path: Path, lines: list[str], message: str
+) -> None:
+    assert refusal(written(tmp_path, *lines)) == message
 
 
 def test_a_file_that_is_not_text_is_refused(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What the log's changes make of a ticket, and at which minutes a cycle can matter (``demo/data/README.md``)."""
+"""States of a ticket after the log's changes, and the minutes that matter to a cycle (``demo/data/README.md``)."""
 
 import uuid
 from datetime import UTC, datetime, timedelta

@@ -1,9 +1,4 @@
-"""What the tickets must look like: a copy of the table in memory, and what the rule says of it.
-
-What belongs here: values and pure functions. What does not: databases, topics, Hypothesis. Only the support service's
-side is written down here as it acts; the monitor's marks are taken over from the database, each after the rule was
-asked whether it may be there.
-"""
+"""State of the database as values, and what the rule finds in it. Pure."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
@@ -12,13 +7,13 @@ from typing import NamedTuple
 
 from sla_pipeline.breach import Breach, judge
 
-__all__ = ["COLUMNS", "Record", "SetAside", "State", "Ticket", "claimable", "overdue"]
+__all__ = ["COLUMNS", "BreachRow", "DatabaseState", "SetAsideRow", "TicketRow", "claimable", "overdue"]
 
 _NO_DEADLINE = datetime.max.replace(tzinfo=UTC)
 
 
 @dataclass(frozen=True)
-class Ticket:
+class TicketRow:
     """A row of ``support.tickets``; ids are text. Times are aware, in UTC."""
 
     id: str
@@ -39,15 +34,15 @@ class Ticket:
 
     @property
     def is_bad(self) -> bool:
-        """Its event cannot be told in the contract, so it can only be set aside."""
+        """Whether the contract cannot express its event, so that it can only be set aside."""
         return not self.priority or self.queue_id is None
 
 
-COLUMNS = tuple(field.name for field in fields(Ticket))
+COLUMNS = tuple(field.name for field in fields(TicketRow))
 
 
-class Record(NamedTuple):
-    """A row of the outbox, of which the event is made."""
+class BreachRow(NamedTuple):
+    """A row of ``support.ticket_sla_breaches``, the source of an event."""
 
     seq: int
     ticket_id: str
@@ -57,39 +52,39 @@ class Record(NamedTuple):
     payload: str
 
 
-class SetAside(NamedTuple):
+class SetAsideRow(NamedTuple):
     """A row of ``support.ticket_sla_set_aside``."""
 
     ticket_id: str
     next_try_at: datetime
     changed: bool
-    """The ticket's row is another than the one that failed."""
+    """Whether the ticket's row has changed since it failed."""
 
 
 @dataclass(frozen=True)
-class State:
-    """All that the database says at one moment."""
+class DatabaseState:
+    """Contents of all tables at one moment."""
 
-    tickets: Mapping[str, Ticket]
-    records: tuple[Record, ...]
+    tickets: Mapping[str, TicketRow]
+    records: tuple[BreachRow, ...]
     """In the order of ``seq``."""
-    set_aside: tuple[SetAside, ...]
+    set_aside: tuple[SetAsideRow, ...]
     last_seq: int
     published_seq: int
 
     @property
     def breached_ids(self) -> set[str]:
-        """The marked tickets."""
+        """Ids of the marked tickets."""
         return {ticket.id for ticket in self.tickets.values() if ticket.sla_breached}
 
 
-def overdue(tickets: Iterable[Ticket], now_utc: datetime) -> dict[str, Breach]:
-    """The tickets that the rule finds breached and not marked, in the order of SPEC 5.3."""
+def overdue(tickets: Iterable[TicketRow], now_utc: datetime) -> dict[str, Breach]:
+    """Return the unmarked tickets that the rule finds breached, in the order of SPEC 5.3."""
     ordered = sorted(tickets, key=lambda ticket: (ticket.first_response_due_at or _NO_DEADLINE, ticket.id))
     return {ticket.id: breach for ticket in ordered if (breach := judge(ticket, now_utc))}
 
 
-def claimable(state: State, now_utc: datetime, limit: int) -> list[str]:
-    """What a claim at ``now_utc`` must find: the overdue but for those set aside for later, at most ``limit``."""
+def claimable(state: DatabaseState, now_utc: datetime, limit: int) -> list[str]:
+    """Return what a claim at ``now_utc`` must find: overdue tickets that are not set aside, at most ``limit``."""
     waiting = {row.ticket_id for row in state.set_aside if row.next_try_at > now_utc and not row.changed}
     return [ticket_id for ticket_id in overdue(state.tickets.values(), now_utc) if ticket_id not in waiting][:limit]

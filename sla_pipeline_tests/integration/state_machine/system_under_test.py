@@ -1,7 +1,6 @@
-"""The database, the topics and the sessions of one example: what the machine's rules act on.
+"""System under test: the database, the topics and the sessions of one example.
 
-What belongs here: doing something to a real server, and reading what is there. What does not: when it is done
-(``machine.py``), and whether what is there may be there (``oracle.py``).
+The rules in ``machine.py`` act on it; ``expected_state.py`` checks what it reads.
 """
 
 import itertools
@@ -21,11 +20,17 @@ from sla_pipeline.kafka.topics import create_topics
 from sla_pipeline.postgres.database import Database
 from sla_pipeline.postgres.outbox import PostgresOutbox
 from sla_pipeline.postgres.session import PostgresSettings
-from sla_pipeline_tests.integration.state_machine.model import COLUMNS, Record, SetAside, State, Ticket
-from sla_pipeline_tests.integration.state_machine.witness import Witness
+from sla_pipeline_tests.integration.state_machine.database_state import (
+    COLUMNS,
+    BreachRow,
+    DatabaseState,
+    SetAsideRow,
+    TicketRow,
+)
+from sla_pipeline_tests.integration.state_machine.topic_consumer import TopicConsumer
 from sla_pipeline_tests.waiting import wait_until
 
-__all__ = ["HOLDS", "World", "through_outages"]
+__all__ = ["HOLDS", "SystemUnderTest", "through_outages"]
 
 Connection = psycopg.Connection[Any]
 
@@ -43,8 +48,7 @@ _EMPTY = (
     "truncate support.tickets, support.ticket_sla_breaches, support.ticket_sla_cycles, support.ticket_sla_set_aside",
     "update support.ticket_sla_relay set last_seq = 0, published_seq = 0, published_at = null",
 )
-# how an operator's transaction may hold a row: a comment being written holds only the key, and must not keep the
-# monitor away
+# kinds of row lock that an operator holds; a new comment locks only the key and must not block the monitor
 HOLDS = {"row": "for update", "comment": "for key share"}
 
 _examples = itertools.count(1)
@@ -53,28 +57,29 @@ _OUTAGE_SECONDS = 120.0
 
 
 def through_outages(work: Callable[[], object]) -> None:
-    """Does ``work`` again while Kafka is away, up to a deadline, as the next cycle would: a busy machine may stall the
-    broker.
+    """Repeat ``work`` while Kafka is unavailable, up to a deadline, as the next cycles would.
+
+    A busy machine may stall the broker.
     """
-    give_up = time.monotonic() + _OUTAGE_SECONDS
+    deadline = time.monotonic() + _OUTAGE_SECONDS
     while True:
         try:
             work()
         except KafkaUnavailable:
-            if time.monotonic() > give_up:
+            if time.monotonic() > deadline:
                 raise
         else:
             return
 
 
-class World:
-    """Opens sessions of the support service and of the worker on an emptied database, and makes topics of its own."""
+class SystemUnderTest:
+    """Sessions of the support service and of the worker on an emptied database, and topics of its own."""
 
     def __init__(self, *, owner_url: str, worker_url: str, kafka: KafkaSettings) -> None:
         self.postgres = PostgresSettings(worker_url)
         self.kafka = KafkaSettings(kafka.bootstrap_servers, topic=f"{kafka.topic}.example-{next(_examples)}")
-        through_outages(lambda: create_topics(self.kafka, partitions=Witness.PARTITIONS))
-        self.witness = Witness(self.kafka)
+        through_outages(lambda: create_topics(self.kafka, partitions=TopicConsumer.PARTITIONS))
+        self.consumer = TopicConsumer(self.kafka)
         self.support = psycopg.connect(owner_url, autocommit=True)
         self.operator = psycopg.connect(owner_url)
         self._pods: list[Database] = []
@@ -84,27 +89,27 @@ class World:
             self.support.execute(statement)
 
     def close(self) -> None:
-        """Ends all sessions."""
+        """Close all sessions."""
         self.operator.close()
         self.support.close()
         for pod in self._pods:
             pod.close()
         for relay in self._relays:
             relay.close()
-        self.witness.close()
+        self.consumer.close()
 
-    def read(self) -> State:
-        """All that the database says now, in one snapshot."""
+    def read(self) -> DatabaseState:
+        """Read the state of the database in one snapshot."""
         with self.support.transaction(), self.support.cursor() as cursor:
             cursor.execute("set transaction isolation level repeatable read")
             positions = cursor.execute(_POSITIONS).fetchone()
             with (
-                self.support.cursor(row_factory=class_row(Ticket)) as tickets,
-                self.support.cursor(row_factory=args_row(Record)) as records,
-                self.support.cursor(row_factory=args_row(SetAside)) as set_aside,
+                self.support.cursor(row_factory=class_row(TicketRow)) as tickets,
+                self.support.cursor(row_factory=args_row(BreachRow)) as records,
+                self.support.cursor(row_factory=args_row(SetAsideRow)) as set_aside,
             ):
                 assert positions is not None
-                return State(
+                return DatabaseState(
                     tickets={ticket.id: ticket for ticket in tickets.execute(_TICKETS)},
                     records=tuple(records.execute(_RECORDS)),
                     set_aside=tuple(set_aside.execute(_SET_ASIDE)),
@@ -112,35 +117,35 @@ class World:
                     published_seq=positions[1],
                 )
 
-    def insert(self, tickets: Iterable[Ticket]) -> None:
-        """New tickets, in one transaction."""
+    def insert(self, tickets: Iterable[TicketRow]) -> None:
+        """Insert tickets in one transaction."""
         with self.support.transaction(), self.support.cursor() as cursor:
             cursor.executemany(_INSERT, [vars(ticket) for ticket in tickets])
 
     def delete(self, ticket_id: str) -> None:
-        """A ticket is gone, as after a merge."""
+        """Delete a ticket, as a merge does."""
         self.support.execute("delete from support.tickets where id = %s", (ticket_id,))
 
     def hold(self, ticket_ids: list[str], how: str) -> None:
-        """The operator's transaction takes locks, and stays open."""
+        """Lock the rows in the operator's transaction, which stays open."""
         self.operator.execute(f"select from support.tickets where id = any(%s::uuid[]) {HOLDS[how]}", (ticket_ids,))
 
     def pod(self) -> Database:
-        """One more pod's session."""
+        """Open the session of one more pod."""
         self._pods.append(Database(self.postgres))
         return self._pods[-1]
 
     def relay(self, *, transaction_limit: int = TRANSACTION_LIMIT) -> Relay:
-        """A relay that no step of which is watched."""
+        """Open a relay without a step hook."""
         self._relays.append(Relay(self.kafka, transaction_limit=transaction_limit))
         return self._relays[-1]
 
     def outbox(self) -> PostgresOutbox:
-        """A session for a relay."""
+        """Open a session for a relay."""
         return PostgresOutbox(self.postgres)
 
     def relay_sessions(self) -> list[int]:
-        """The process ids of the relays' sessions."""
+        """Return the process ids of the relays' sessions."""
         rows = self.support.execute(
             "select pid from pg_stat_activity where datname = current_database() and application_name = "
             "'ticket-sla-monitor relay'"
@@ -148,12 +153,12 @@ class World:
         return [pid for (pid,) in rows]
 
     def cut(self, pid: int) -> None:
-        """Ends a session from the server's side; returns when it is gone, and its locks with it."""
+        """End a session from the server's side, and wait until its locks are released."""
         self.support.execute("select pg_terminate_backend(%s)", (pid,))
         self.wait_until_gone(pid)
 
     def wait_until_gone(self, pid: int) -> None:
-        """A client that hung up is noticed by the server a moment later; only then are its locks free."""
+        """Wait until the server has noticed the end of a session and has released its locks."""
         wait_until(
             lambda: self.support.execute("select from pg_stat_activity where pid = %s", (pid,)).fetchone() is None,
             what=f"session {pid} to end",

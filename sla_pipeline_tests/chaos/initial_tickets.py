@@ -1,8 +1,4 @@
-"""The tickets of a run: made in bulk before it, their deadlines spread over it.
-
-What belongs here: which tickets there are and when they fall due. What does not: what operators do to them
-(``operators.py``).
-"""
+"""Tickets of a run: inserted in bulk before it starts, their deadlines spread over it."""
 
 import random
 import uuid
@@ -11,15 +7,15 @@ from datetime import UTC, datetime, timedelta
 import psycopg
 from psycopg import sql
 
+from sla_pipeline_tests.chaos.committed_versions import CommittedVersions, Version
 from sla_pipeline_tests.chaos.disruptions import Scenario, seeded
-from sla_pipeline_tests.chaos.ledger import Ledger, Version
 
-__all__ = ["Stock", "make_stock"]
+__all__ = ["InitialTickets", "insert_initial_tickets"]
 
-# so many tickets are made for each breach that is asked for: some are never due, some are answered in time
+# tickets per requested breach: some tickets never become due, some get their reply in time
 _TICKETS_PER_BREACH = 1.25
-# deadlines reach from a little before the run, a backlog to begin with, to its end; then, since a run lasts longer on a
-# busy machine, comes a trickle, of which what is not due at the end is closed unseen
+# Deadlines start a little before the run, as an initial backlog, and reach to its end. A run takes longer on a busy
+# machine, so a trickle of tickets follows; those not due at the end are closed.
 _OVERDUE_AT_ONCE_SECONDS = 8.0
 _TRICKLE_SECONDS = 300.0
 _TRICKLE_PER_SECOND = 5
@@ -41,18 +37,18 @@ _COLUMNS = (
 )
 
 
-class Stock:
-    """The tickets' ids in the order of ``due_at``, the moment at which each is interesting."""
+class InitialTickets:
+    """Ids of the tickets in the order of ``due_ats``, their decisive deadlines."""
 
     def __init__(self) -> None:
         self.ids: list[str] = []
         self.due_ats: list[datetime] = []
 
 
-def make_stock(owner_url: str, scenario: Scenario, ledger: Ledger) -> Stock:
-    """Insert all tickets and open their books."""
-    rng = seeded(scenario.seed, "stock")
-    stock = Stock()
+def insert_initial_tickets(owner_url: str, scenario: Scenario, committed: CommittedVersions) -> InitialTickets:
+    """Insert all tickets and record their first versions in ``committed``."""
+    rng = seeded(scenario.seed, "tickets")
+    tickets = InitialTickets()
     began = datetime.now(UTC) - timedelta(seconds=_OVERDUE_AT_ONCE_SECONDS)
     count = round(scenario.tickets * _TICKETS_PER_BREACH)
     span = _OVERDUE_AT_ONCE_SECONDS + scenario.seconds
@@ -67,9 +63,9 @@ def make_stock(owner_url: str, scenario: Scenario, ledger: Ledger) -> Stock:
         for number, offset in enumerate(offsets):
             due_at = began + timedelta(seconds=offset)
             ticket_id, version = str(_uuid(rng)), _version(rng, due_at)
-            stock.ids.append(ticket_id)
-            stock.due_ats.append(due_at)
-            ledger.create(ticket_id, version)
+            tickets.ids.append(ticket_id)
+            tickets.due_ats.append(due_at)
+            committed.create(ticket_id, version)
             rows.write_row(
                 (
                     ticket_id,
@@ -86,7 +82,7 @@ def make_stock(owner_url: str, scenario: Scenario, ledger: Ledger) -> Stock:
                     version.resolved_at,
                 )
             )
-    return stock
+    return tickets
 
 
 def _uuid(rng: random.Random) -> uuid.UUID:
@@ -94,7 +90,7 @@ def _uuid(rng: random.Random) -> uuid.UUID:
 
 
 def _version(rng: random.Random, due_at: datetime) -> Version:
-    """A ticket that is interesting at ``due_at``; nine of ten are breached then, unless somebody answers."""
+    """Return a ticket with its decisive deadline at ``due_at``; nine of ten are breached then without a reply."""
     before = due_at - _HOUR
     match rng.choices(("unanswered", "unresolved", "both", "in time", "done", "on hold"), (55, 25, 10, 5, 3, 2))[0]:
         case "unanswered":

@@ -1,8 +1,4 @@
-"""The topic as a consumer of the alerts sees it, read on from where the last look ended.
-
-What belongs here: one consumer that is kept open, since each look would otherwise cost a connection. What does not:
-what the events mean.
-"""
+"""Consumer of the event topic that stays open between reads, which saves a connection for each read."""
 
 import time
 from typing import NamedTuple
@@ -11,7 +7,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 
 from sla_pipeline.kafka.settings import KafkaSettings
 
-__all__ = ["SeenEvent", "Witness"]
+__all__ = ["ConsumedEvent", "TopicConsumer"]
 
 _PARTITIONS = 2
 # a busy machine may stall the broker for seconds
@@ -19,8 +15,8 @@ _CALL_SECONDS = 60.0
 _DEADLINE_SECONDS = 120.0
 
 
-class SeenEvent(NamedTuple):
-    """An event as it stands on the topic."""
+class ConsumedEvent(NamedTuple):
+    """An event on the topic."""
 
     seq: int
     partition: int
@@ -28,29 +24,29 @@ class SeenEvent(NamedTuple):
     payload: str
 
 
-class Witness:
-    """A consumer of a topic with ``PARTITIONS`` partitions, which believes committed events only.
+class TopicConsumer:
+    """A consumer of committed events of a topic with ``PARTITIONS`` partitions.
 
-    A broker acknowledges a commit before it has told every partition of it, so for some milliseconds a part of a
-    transaction may be seen; hence both looks wait, with a deadline, for what must become true.
+    A broker acknowledges a commit before every partition has it, so for some milliseconds only a part of a transaction
+    is visible. Both read methods therefore wait, with a deadline, for a complete state.
     """
 
     PARTITIONS = _PARTITIONS
 
     def __init__(self, settings: KafkaSettings) -> None:
         self._topic = settings.topic
-        self._believing = self._open(settings, "read_committed")
-        # told the true end of a partition, open transactions included
-        self._all_knowing = self._open(settings, "read_uncommitted")
-        self._believing.assign([TopicPartition(self._topic, partition, 0) for partition in range(_PARTITIONS)])
+        self._committed = self._open(settings, "read_committed")
+        # returns the end of a partition, open transactions included
+        self._uncommitted = self._open(settings, "read_uncommitted")
+        self._committed.assign([TopicPartition(self._topic, partition, 0) for partition in range(_PARTITIONS)])
         self._read_up_to = dict.fromkeys(range(_PARTITIONS), 0)
-        self._events: list[SeenEvent] = []
+        self._events: list[ConsumedEvent] = []
 
     def _open(self, settings: KafkaSettings, isolation_level: str) -> Consumer:
         consumer = Consumer(
             {
                 "bootstrap.servers": settings.bootstrap_servers,
-                "group.id": f"{settings.topic}.witness",
+                "group.id": f"{settings.topic}.consumer",
                 "enable.auto.commit": False,
                 "isolation.level": isolation_level,
                 "enable.partition.eof": True,
@@ -58,25 +54,23 @@ class Witness:
                 "fetch.wait.max.ms": 5,
             }
         )
-        # without knowing the partitions' leaders it would wait half a second after the assignment
+        # without metadata the first fetch would wait half a second after the assignment
         consumer.list_topics(self._topic, timeout=_CALL_SECONDS)
         return consumer
 
-    def look(self, *, at_least: int) -> list[SeenEvent]:
-        """What is committed now: at least the records up to ``at_least``, and no record without those before it."""
-        give_up = time.monotonic() + _DEADLINE_SECONDS
+    def read(self, *, at_least: int) -> list[ConsumedEvent]:
+        """Return the committed events: at least those up to ``at_least``, and without gaps."""
+        deadline = time.monotonic() + _DEADLINE_SECONDS
         while True:
-            self._read_to(self._ends(self._believing))
+            self._read_to(self._ends(self._committed))
             sequence = {event.seq for event in self._events}
             if len(sequence) >= at_least and sequence == set(range(1, len(sequence) + 1)):
                 return self._events
-            assert time.monotonic() < give_up, (
-                f"on the topic are {sorted(sequence)}, and not at least all up to {at_least}"
-            )
+            assert time.monotonic() < deadline, f"the topic holds {sorted(sequence)}, not all records up to {at_least}"
 
-    def look_at_all(self) -> list[SeenEvent]:
-        """All that is on the topic, when every transaction on it is decided."""
-        self._read_to(self._ends(self._all_knowing))
+    def read_all(self) -> list[ConsumedEvent]:
+        """Return all events on the topic, once no transaction is open."""
+        self._read_to(self._ends(self._uncommitted))
         return self._events
 
     def _ends(self, consumer: Consumer) -> dict[int, int]:
@@ -85,22 +79,22 @@ class Witness:
         }
 
     def _end(self, consumer: Consumer, partition: TopicPartition) -> int:
-        give_up = time.monotonic() + _DEADLINE_SECONDS
+        deadline = time.monotonic() + _DEADLINE_SECONDS
         while True:
             try:
                 return int(consumer.get_watermark_offsets(partition, timeout=_CALL_SECONDS, cached=False)[1])
             except KafkaException:
-                # a stalled broker loses the lead of its partitions for a moment
-                if time.monotonic() > give_up:
+                # a stalled broker loses the leadership of its partitions for a moment
+                if time.monotonic() > deadline:
                     raise
 
     def _read_to(self, ends: dict[int, int]) -> None:
-        give_up = time.monotonic() + _DEADLINE_SECONDS
+        deadline = time.monotonic() + _DEADLINE_SECONDS
         while any(self._read_up_to[partition] < end for partition, end in ends.items()):
-            assert time.monotonic() < give_up, (
+            assert time.monotonic() < deadline, (
                 f"topic {self._topic} could not be read up to {ends}, only to {self._read_up_to}"
             )
-            message = self._believing.poll(0.2)
+            message = self._committed.poll(0.2)
             if message is not None:
                 self._take(message)
 
@@ -118,9 +112,9 @@ class Witness:
         assert seq is not None
         assert key is not None
         assert value is not None
-        self._events.append(SeenEvent(int(seq), partition, key.decode(), value.decode()))
+        self._events.append(ConsumedEvent(int(seq), partition, key.decode(), value.decode()))
 
     def close(self) -> None:
-        """Ends both consumers."""
-        self._believing.close()
-        self._all_knowing.close()
+        """Close both consumers."""
+        self._committed.close()
+        self._uncommitted.close()
