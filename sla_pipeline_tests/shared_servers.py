@@ -19,6 +19,10 @@ from sla_pipeline.errors import SlaPipelineError
 POSTGRES_VARIABLE = "SLA_TEST_POSTGRES_URL"
 KAFKA_VARIABLE = "SLA_TEST_KAFKA_BOOTSTRAP_SERVERS"
 
+# Time without a heartbeat after which Kafka's controller fences its broker. The embedded broker has 3 s, for a quick
+# restart after a kill. The broker shared by the tests is never restarted, and a busy machine delays its heartbeats.
+_SESSION_TIMEOUT_MS = 60_000
+
 
 class Servers(Protocol):
     """Source of the servers' addresses. Both methods raise ``ServiceError`` when the server does not start."""
@@ -50,7 +54,8 @@ class OwnServers:
     def kafka_bootstrap_servers(self) -> str:
         with self._lock:
             if self._bootstrap_servers is None:
-                self._bootstrap_servers = self._stack.enter_context(embedded_kafka(self._folder())).bootstrap_servers
+                kafka = embedded_kafka(self._folder(), properties={"broker.session.timeout.ms": _SESSION_TIMEOUT_MS})
+                self._bootstrap_servers = self._stack.enter_context(kafka).bootstrap_servers
             return self._bootstrap_servers
 
     def close(self) -> None:
