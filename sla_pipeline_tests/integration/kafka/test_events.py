@@ -19,7 +19,7 @@ from sla_pipeline_tests.integration.kafka.topic_administration import expire
 
 
 def leave_open(settings: KafkaSettings, count: int) -> TransactionalProducer:
-    """An open transaction with ``count`` events and progress records, delivered."""
+    """Return an open transaction with ``count`` events and progress records, delivered."""
     producer = TransactionalProducer(settings)
     producer.connect(10)
     producer.fence(10)
