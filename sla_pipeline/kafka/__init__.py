@@ -2,11 +2,11 @@
 
 ``relay`` publishes the outbox exactly once, by one ``takeover`` after another. ``progress`` is the record that holds
 the published position; ``consistency`` compares it with Postgres; ``pace`` sizes a transaction; ``hanging`` ends
-transactions that the broker never ended. ``topics`` creates and checks both topics, with ``refusals`` and
-``durability``. ``events`` reads the event topic as a consumer does; ``headers`` and ``foreign`` interpret its records.
-``settings`` holds the settings and the client configurations, ``clients`` opens the clients, ``faults`` translates
-their errors into ours, ``deadline`` bounds an attempt in time.
+transactions that the broker never ended. ``topics`` creates and checks both topics, with ``refusals``, ``durability``
+and ``offsets``. ``events`` reads the event topic as a consumer does; ``headers`` and ``foreign`` interpret its records.
+``settings`` validates the settings, ``client_config`` builds the clients' configurations, ``clients`` opens the
+clients, ``faults`` translates their errors into ours, ``deadline`` bounds an attempt in time.
 
-What belongs here: every call of the Kafka client, except the auditor's and recovery's. What does not: SQL. The relay
-sees Postgres through the protocol in ``sla_pipeline/outbox.py``; recovery is a room of its own.
+What belongs here: calls of the Kafka client (the auditor has its own). What does not: SQL. The relay sees Postgres
+through the protocol in ``sla_pipeline/outbox.py``; recovery is a room of its own.
 """

@@ -12,8 +12,8 @@ from sla_pipeline.errors import KafkaUnavailable
 from sla_pipeline.kafka.clients import ClientReports, open_admin, open_consumer, translated
 from sla_pipeline.kafka.deadline import Deadline
 from sla_pipeline.kafka.headers import headers_of
+from sla_pipeline.kafka.offsets import end_offsets
 from sla_pipeline.kafka.settings import KafkaSettings
-from sla_pipeline.kafka.topics import end_offsets
 
 __all__ = ["OnProgress", "ReceivedEvent", "read_events"]
 

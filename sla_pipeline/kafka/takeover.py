@@ -28,9 +28,7 @@ close, and the next takeover reads the outcome back. ``relay.py`` decides when t
 """
 
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, takewhile
 
 from sla_pipeline.cycle import CycleTotals, OnStep
 from sla_pipeline.errors import KafkaSetupError, KafkaUnavailable, PublisherFenced
@@ -40,14 +38,14 @@ from sla_pipeline.kafka.consistency import require_agreement, require_progress, 
 from sla_pipeline.kafka.deadline import Deadline
 from sla_pipeline.kafka.faults import ErrorContext, translate
 from sla_pipeline.kafka.hanging import Hanging, abort_hanging, find_hanging, require_invisible
-from sla_pipeline.kafka.pace import Pace
+from sla_pipeline.kafka.pace import Pace, fitting_records, size_bytes
 from sla_pipeline.kafka.progress import PROGRESS_KEY, PROGRESS_PARTITION, Progress, ProgressReader
 from sla_pipeline.kafka.refusals import ReplicasMissing, fence
 from sla_pipeline.kafka.settings import KafkaSettings
 from sla_pipeline.kafka.topics import EventTopic, TopicChecker
 from sla_pipeline.outbox import BreachRecord, Outbox
 
-__all__ = ["STEPS", "Takeover", "fitting_records"]
+__all__ = ["STEPS", "Takeover"]
 
 log = logging.getLogger(__name__)
 
@@ -79,29 +77,6 @@ _ABORT_SECONDS = 5.0
 # and the whole transaction into transaction.timeout.ms (30 s).
 _DELIVERY_SHARE = 0.6
 _DELIVERY_SECONDS = 12.0
-# Generous estimate of one record's key, headers and bookkeeping in the client.
-_RECORD_OVERHEAD_BYTES = 1_024
-
-
-def _size_bytes(record: BreachRecord) -> int:
-    return len(record.payload) + _RECORD_OVERHEAD_BYTES
-
-
-def fitting_records(
-    records: Sequence[BreachRecord], pace: Pace, *, queue_messages: int, queue_bytes: int
-) -> list[BreachRecord]:
-    """Return the first of ``records`` that ``pace`` and the client's queue allow in one step, beside a progress record.
-
-    A full queue would end this takeover, and every later one too, so a step is never larger than the queue. A record
-    that is larger than the queue is tried only as the first of a transaction, which then ends in an error. No record
-    means that the transaction is complete.
-    """
-    within = records[: max(1, min(pace.most_records, queue_messages - 1))]
-    sizes = accumulate(map(_size_bytes, within))
-    # Half of the queue's bytes, because librdkafka's byte accounting is not exactly known.
-    fitting = takewhile(lambda size: pace.allows(size) and (size <= queue_bytes // 2 or pace.is_first_step), sizes)
-    count = sum(1 for _ in fitting)
-    return list(within[:count])
 
 
 @dataclass(slots=True)
@@ -284,7 +259,7 @@ class Takeover:
             producer.deliver(pace.remaining_seconds)
             self._doing = _DOING_AFTER["begun"]
             self._delivered_count = count
-            pace.end_step(len(step), sum(map(_size_bytes, step)))
+            pace.end_step(len(step), sum(map(size_bytes, step)))
         return waiting[:count]
 
     def _timeout(self) -> float:

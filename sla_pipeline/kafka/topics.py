@@ -1,31 +1,30 @@
 """The event topic and the progress topic: their creation, and the check of their settings in every cycle."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
 
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AdminClient,
     ConfigResource,
     NewTopic,
-    OffsetSpec,
     PartitionMetadata,
     ResourceType,
 )
 
 from sla_pipeline.errors import FailClosed, KafkaSetupError
-from sla_pipeline.kafka.clients import ClientReports, cluster_with, open_admin, partitions_of, translated
+from sla_pipeline.kafka.clients import ClientReports, cluster_with, open_admin, translated
 from sla_pipeline.kafka.deadline import Deadline
 from sla_pipeline.kafka.durability import IN_SYNC_REPLICAS, durability_gap, warn_of_gap
+from sla_pipeline.kafka.offsets import end_offsets, end_offsets_of, latest, result_of, retry_until_led
 from sla_pipeline.kafka.progress import PROGRESS_PARTITION, RECOVERY, Progress, ProgressReader, write_progress
 from sla_pipeline.kafka.refusals import ReplicasMissing, TopicConfig, require_replicas, require_usual_times, time_limits
 from sla_pipeline.kafka.settings import KafkaSettings
 
-__all__ = ["EventTopic", "TopicChecker", "check_topics", "create_topics", "end_offsets"]
+__all__ = ["EventTopic", "TopicChecker", "check_topics", "create_topics"]
 
 # Bounds a check or a creation as a whole; a healthy broker needs milliseconds.
 _ATTEMPT_SECONDS = 20.0
@@ -33,24 +32,10 @@ _CALL_SECONDS = 8.0
 _SETTLING_POLL_SECONDS = 0.05
 # Bounds the wait for leaders and replicas: an election, or a restarted broker that reads its log, takes about 1 s.
 _SETTLING_SECONDS = 3.0
-# Transient errors: a broker does not know a new partition yet, or the partition's leader is changing.
-_NOT_YET_KNOWN = (
-    KafkaError.UNKNOWN_TOPIC_OR_PART,
-    KafkaError.LEADER_NOT_AVAILABLE,
-    KafkaError.NOT_LEADER_FOR_PARTITION,
-    KafkaError.UNKNOWN_LEADER_EPOCH,
-    KafkaError.FENCED_LEADER_EPOCH,
-    KafkaError.OFFSET_NOT_AVAILABLE,
-    KafkaError._NOENT,
-)
 # Least max.message.bytes: a smaller limit refuses even one event with its headers.
 _SMALLEST_EVENT_LIMIT_BYTES = 2_048
 # Kafka's default, for the remedy.
 _USUAL_LIMIT_BYTES = 1_048_588
-# Added to a request's own timeout, at which the client raises the reason; only a request that never ends exceeds it.
-_GRACE_SECONDS = 1.0
-
-_Answer = TypeVar("_Answer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,15 +114,14 @@ class TopicChecker:
             with translated(
                 self._settings, "reading the topics' settings", self._reports, poll=admin.poll, topic=resource.name
             ):
-                configs[resource.name] = {name: str(entry.value) for name, entry in _answer(future, timeout).items()}
+                configs[resource.name] = {name: str(entry.value) for name, entry in result_of(future, timeout).items()}
         return configs
 
     def unended(self, event_topic: EventTopic, deadline: Deadline) -> list[TopicPartition]:
         """Return the partitions with records of an unended transaction, each with the offset of the first one."""
         places = [(self._settings.topic, partition) for partition in range(event_topic.partition_count)]
         requests = {
-            TopicPartition(*place): _latest()
-            for place in (*places, (self._settings.progress_topic, PROGRESS_PARTITION))
+            TopicPartition(*place): latest() for place in (*places, (self._settings.progress_topic, PROGRESS_PARTITION))
         }
 
         def read_offsets() -> list[TopicPartition]:
@@ -147,7 +131,7 @@ class TopicChecker:
                 for level in (IsolationLevel.READ_COMMITTED, IsolationLevel.READ_UNCOMMITTED)
             )
             found = [
-                (place, _answer(future, timeout).offset, _answer(ends[place], timeout).offset)
+                (place, result_of(future, timeout).offset, result_of(ends[place], timeout).offset)
                 for place, future in stable.items()
             ]
             return [
@@ -156,21 +140,13 @@ class TopicChecker:
 
         with translated(self._settings, "looking for transactions without an end", self._reports):
             # A client keeps sending requests to a partition's former leader; a new client looks the leader up.
-            return _retry_until_led(
+            return retry_until_led(
                 read_offsets, Deadline(deadline.timeout_seconds(_CALL_SECONDS)), before_next=self.close
             )
 
     def close(self) -> None:
         """Discard the admin client and its reports. May be called again."""
         self._admin, self._reports = None, ClientReports()
-
-
-def _answer(future: "Future[_Answer]", timeout: float) -> _Answer:
-    """Return the result of a request sent with ``timeout``. Raise ``KafkaException``, also for one that never ends."""
-    try:
-        return future.result(timeout + _GRACE_SECONDS)
-    except TimeoutError as error:
-        raise KafkaException(KafkaError(KafkaError._TIMED_OUT, f"no answer after {timeout:.1f} s")) from error
 
 
 def _validated(
@@ -267,7 +243,7 @@ def create_topics(settings: KafkaSettings, *, partitions: int = 3, replication_f
 
 def _await_creation(future: "Future[None]", timeout: float) -> None:
     try:
-        _answer(future, timeout)
+        result_of(future, timeout)
     except KafkaException as error:
         # Another process has just created the topic, which is as good.
         if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
@@ -277,21 +253,7 @@ def _await_creation(future: "Future[None]", timeout: float) -> None:
 def _await_leaders(settings: KafkaSettings, admin: AdminClient, deadline: Deadline) -> None:
     """Wait until both topics can be used: brokers learn of a new topic and its leaders some milliseconds later."""
     for topic in (settings.topic, settings.progress_topic):
-        _retry_until_led(partial(_end_offsets, admin, topic, deadline), deadline)
-
-
-def _retry_until_led(
-    request: Callable[[], _Answer], deadline: Deadline, *, before_next: Callable[[], None] = lambda: None
-) -> _Answer:
-    """Return the result of ``request``, repeated while a partition's leader is unknown or changing."""
-    while True:
-        try:
-            return request()
-        except KafkaException as error:
-            if error.args[0].code() not in _NOT_YET_KNOWN or not deadline.remaining_seconds():
-                raise
-            before_next()
-            time.sleep(_SETTLING_POLL_SECONDS)
+        retry_until_led(partial(end_offsets_of, admin, topic, deadline), deadline)
 
 
 def _write_first_record(
@@ -316,29 +278,3 @@ def _write_first_record(
             write_progress(settings, deadline, first_record)
     finally:
         reader.close()
-
-
-def end_offsets(
-    settings: KafkaSettings, admin: AdminClient, reports: ClientReports, topic: str, deadline: Deadline
-) -> dict[int, int]:
-    """Return the end of every partition, open transactions included.
-
-    A read_committed client may receive a lower offset.
-    """
-    with translated(settings, "looking up the end of the topic", reports, poll=admin.poll, topic=topic):
-        return _end_offsets(admin, topic, deadline)
-
-
-def _latest() -> OffsetSpec:
-    latest: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]
-    return latest
-
-
-def _end_offsets(admin: AdminClient, topic: str, deadline: Deadline) -> dict[int, int]:
-    requests = {
-        TopicPartition(topic, partition): _latest()
-        for partition in partitions_of(admin, topic, deadline.timeout_seconds(_CALL_SECONDS))
-    }
-    timeout = deadline.timeout_seconds(_CALL_SECONDS)
-    answers = admin.list_offsets(requests, isolation_level=IsolationLevel.READ_UNCOMMITTED, request_timeout=timeout)
-    return {partition.partition: _answer(future, timeout).offset for partition, future in answers.items()}

@@ -233,9 +233,7 @@ def test_holes_in_the_middle_are_missing_each() -> None:
 
 
 def test_events_that_may_have_expired_are_not_missing() -> None:
-    """Partition by partition: 4 is the highest first sequence of those that lost events, so 6 is missing, 3 may have
-    expired.
-    """
+    """Partitions that lost events begin with sequence 4 at most, so 6 is missing and 3 may have expired."""
     diagnosis = compare(
         topic(2, 4, 5, 7, expired_below=4), rows(*range(1, 8)), last_seq=7, published_seq=7, progress=at(7)
     )

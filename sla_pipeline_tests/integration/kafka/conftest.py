@@ -20,19 +20,19 @@ Publish = Callable[..., CycleTotals]
 
 @pytest.fixture
 def records(owner_url: str) -> BreachRecords:
-    """The outbox's rows."""
+    """Return the outbox's rows."""
     return BreachRecords(owner_url)
 
 
 @pytest.fixture
 def outbox_factory(worker_url: str) -> OutboxFactory:
-    """Opens the outbox, each time over a session of its own."""
+    """Return a factory that opens the outbox, each time over a session of its own."""
     return lambda: PostgresOutbox(PostgresSettings(worker_url))
 
 
 @pytest.fixture
 def publish(outbox_factory: OutboxFactory) -> Publish:
-    """Publishes as one cycle does: a new outbox, a new relay, both closed at its end."""
+    """Return a function that publishes as one cycle does: new outbox, new relay, both closed at its end."""
 
     def publish_once(
         settings: KafkaSettings,
@@ -53,14 +53,14 @@ def publish(outbox_factory: OutboxFactory) -> Publish:
 
 @pytest.fixture
 def outbox(owner_url: str) -> Iterator[RepairableOutbox]:
-    """The outbox of the operator who repairs."""
+    """Yield the outbox with the owner's login, for repairs."""
     with contextlib.closing(RepairableOutbox(PostgresSettings(owner_url))) as outbox:
         yield outbox
 
 
 @pytest.fixture
 def environment_of_commands(monkeypatch: pytest.MonkeyPatch, kafka_settings: KafkaSettings, owner_url: str) -> None:
-    """Settings of `sla-pipeline`, with the owner's login."""
+    """Set the environment of `sla-pipeline`, with the owner's login."""
     monkeypatch.setenv("SLA_POSTGRES_URL", owner_url)
     monkeypatch.setenv("SLA_POSTGRES_OWNER_URL", owner_url)
     monkeypatch.setenv("SLA_KAFKA_BOOTSTRAP_SERVERS", kafka_settings.bootstrap_servers)

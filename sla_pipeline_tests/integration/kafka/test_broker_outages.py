@@ -24,20 +24,20 @@ pytestmark = pytest.mark.timeout(400)
 
 @pytest.fixture
 def broker(own_broker: BrokerFactory) -> EmbeddedKafka:
-    """A broker of the test's own."""
+    """Return a broker of the test's own."""
     return own_broker()
 
 
 @pytest.fixture
 def settings(broker: EmbeddedKafka) -> KafkaSettings:
-    """Settings for it, with the topics created."""
+    """Return settings for it, with the topics created."""
     settings = KafkaSettings(broker.bootstrap_servers)
     create_topics(settings)
     return settings
 
 
 def at_step(name: str, action: Callable[[], None]) -> Callable[[str], None]:
-    """An ``on_step`` that acts once, at the end of step ``name``."""
+    """Return an ``on_step`` that acts once, at the end of step ``name``."""
     left = [action]
 
     def on_step(step: str) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from sla_pipeline.errors import KafkaSetupError, KafkaUnavailable
-from sla_pipeline.kafka import topics
+from sla_pipeline.kafka import offsets
 from sla_pipeline.kafka.clients import TransactionalProducer
 from sla_pipeline.kafka.deadline import Deadline
 from sla_pipeline.kafka.events import ReceivedEvent, read_events
@@ -19,7 +19,7 @@ from sla_pipeline_tests.integration.kafka.topic_administration import expire
 
 
 def leave_open(settings: KafkaSettings, count: int) -> TransactionalProducer:
-    """An open transaction with ``count`` events and progress records, delivered."""
+    """Return an open transaction with ``count`` events and progress records, delivered."""
     producer = TransactionalProducer(settings)
     producer.connect(10)
     producer.fence(10)
@@ -53,13 +53,11 @@ def test_reads_what_was_there_at_the_start_and_ends(
 
 @pytest.fixture
 def once_the_ends_are_known(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], None]:
-    """Run an action between the look-up of the partitions' ends and the first fetch, which then holds its
-    result.
-    """
+    """Run an action between the look-up of the partitions' ends and the first fetch, which then holds its result."""
 
     def arrange(action: Callable[[], object]) -> None:
         def end_offsets_and_action(*arguments: Any) -> dict[int, int]:
-            ends = topics.end_offsets(*arguments)
+            ends = offsets.end_offsets(*arguments)
             action()
             return ends
 

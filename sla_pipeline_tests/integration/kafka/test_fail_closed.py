@@ -15,7 +15,7 @@ _THE_WAY_OUT = r'docs/exactly-once\.md, section "Recovery", .*`sla-pipeline reco
 
 
 def assert_refused(settings: KafkaSettings, publish: Publish, reason: str) -> None:
-    """Publishing raises ``FailClosed`` with ``reason`` and the remedy, twice, and the event topic stays as it is."""
+    """Assert that publishing raises ``FailClosed`` with ``reason`` and remedy, twice, and sends nothing."""
     before = written_offsets(settings, settings.topic)
     for _ in range(2):
         with pytest.raises(FailClosed, match=f"{reason}.*Nothing is published.*{_THE_WAY_OUT}"):
@@ -63,9 +63,7 @@ def test_both_topics_lost_and_re_created(published_twenty: KafkaSettings, publis
 def test_database_restored_from_backup(
     published_twenty: KafkaSettings, records: BreachRecords, publish: Publish
 ) -> None:
-    """First it is behind Kafka; then it goes on, hands out the same sequences to other tickets, and looks whole
-    again.
-    """
+    """At first Postgres is behind Kafka; then it assigns the same sequences to other tickets and looks complete."""
     settings = published_twenty
     records.rewind(12)
     records.add(3)

@@ -61,7 +61,7 @@ def topic_of_others(kafka_settings: KafkaSettings, records: BreachRecords, publi
 
 
 def tail(*options: str) -> Result:
-    """The command, from the beginning to the end."""
+    """Run `tail` from the beginning to the end."""
     result = CliRunner().invoke(app, ["tail", "--beginning", "--no-follow", *options])
     assert result.exit_code == 0, result.exception
     return result
@@ -233,8 +233,9 @@ def test_the_remedy_for_an_event_that_cannot_be_read(
 def test_recover_goes_on_behind_a_foreign_record_on_the_progress_topic(
     copy_lags: bool, kafka_settings: KafkaSettings, records: BreachRecords, publish: Publish
 ) -> None:
-    """The publisher stops at it and names `recover`, which writes a progress record behind it; the position is that of
-    the record before.
+    """The publisher stops at it and names `recover`.
+
+    `recover` writes a progress record behind it, with the position of the record before.
     """
     records.add(5)
     publish(kafka_settings)

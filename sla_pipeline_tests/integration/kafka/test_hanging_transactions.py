@@ -25,7 +25,7 @@ pytestmark = pytest.mark.timeout(400)
 
 @pytest.fixture
 def settings(own_broker: BrokerFactory) -> KafkaSettings:
-    """Settings for a broker on which a test can leave records without an end."""
+    """Return settings for a broker on which a test can leave records without an end."""
     settings = KafkaSettings(own_broker(UNVERIFIED).bootstrap_servers)
     create_topics(settings)
     return settings
@@ -114,9 +114,7 @@ def test_position_and_events_must_be_on_the_same_side(
 def test_a_broker_killed_between_the_answer_and_the_end_markers(
     own_broker: BrokerFactory, records: BreachRecords, publish: Publish
 ) -> None:
-    """As it comes about: whether the broker writes the markers when it is back is a race inside of it, so either is
-    right here.
-    """
+    """The real sequence of events: the broker may or may not write the markers after its restart; both are right."""
     link = SlowLink()
     broker = own_broker({"advertised.listeners": f"PLAINTEXT://127.0.0.1:{link.port}"})
     link.target_port = int(broker.bootstrap_servers.rpartition(":")[2])

@@ -1,6 +1,4 @@
-"""Publishers that die by SIGKILL or are paused by SIGSTOP, at every step: each event reaches the topic once (CASES:
-exactly one event).
-"""
+"""Publishers killed by SIGKILL or paused by SIGSTOP at every step: each event is published once (CASES)."""
 
 import signal
 
@@ -78,9 +76,7 @@ def test_killed_after_commit_with_nothing_new_since_only_postgres_catches_up(
 def test_zombie_publisher(
     *, at: str, ends_with: str, kafka_settings: KafkaSettings, records: BreachRecords, publish: Publish, worker_url: str
 ) -> None:
-    """Its session is cut, as the server does with an idle client; a second publisher finishes; then the
-    first goes on.
-    """
+    """Its session is ended as idle; a second publisher finishes; then the first resumes."""
     records.add(30)
     with start_publisher(kafka_settings, worker_url, at=at, signal_name="SIGSTOP") as zombie:
         wait_until_stopped(zombie)
@@ -103,9 +99,7 @@ def test_zombie_publisher(
 def test_publisher_fenced_with_records_on_their_way_ends_with_its_error_and_lives_on(
     kafka_settings: KafkaSettings,
 ) -> None:
-    """Let go while the broker's answers are still to come, a fenced producer corrupted memory and took the process with
-    it.
-    """
+    """Dropped while the broker's replies are in flight, a fenced producer corrupted memory and ended the process."""
     process = run_fenced_producers(kafka_settings, rounds=40)
     assert (process.returncode, process.stderr.count("Fatal Python error")) == (0, 0)
     assert process.stdout.split() == ["_FENCED"] * 40

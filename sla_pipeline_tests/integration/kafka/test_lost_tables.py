@@ -68,7 +68,7 @@ def _sent(settings: KafkaSettings) -> dict[int, str]:
 
 
 def _statements() -> list[str]:
-    """The SQL of the page of recovery, section on lost tables: putting flags back, and where recovery starts."""
+    """Return the SQL in docs/exactly-once.md on lost tables: flags to reset, and the start of recovery."""
     section = _DOCS.read_text().partition("### Tables of ours lost")[2].partition("\n### ")[0]
     return re.findall(r"```sql\n(.*?)```", section, re.DOTALL)
 
@@ -97,9 +97,7 @@ def test_the_relays_table_is_made_again_and_publishing_goes_on(
 def test_lost_records_are_written_back_and_a_flag_that_was_reset_sends_nothing(
     dropped: str, support: Support, cycle: Cycle, published: list[str], kafka_settings: KafkaSettings
 ) -> None:
-    """Between `migrate` and `recover` a cycle marks a new ticket and one whose event is out: in the end only the new
-    one is published.
-    """
+    """Between `migrate` and `recover` a cycle marks a new ticket and a published one: only the new one is published."""
     support.execute(f"drop table {dropped}".encode())
     exit_code, output = _run("migrate", "--no-topics")
     assert exit_code == 0

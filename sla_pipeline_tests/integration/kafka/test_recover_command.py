@@ -24,7 +24,7 @@ def run(*arguments: str, answers: str = "") -> tuple[int, str]:
 
 
 def faults() -> dict[str, int]:
-    """What `sla-pipeline verify` counts; its exit code fits."""
+    """Return the counts of `sla-pipeline verify`; check its exit code."""
     exit_code, output = run("verify", "--json")
     report = json.loads(output[output.index("{") :])
     assert exit_code == (0 if report["clean"] else 1)
@@ -36,7 +36,7 @@ def faults() -> dict[str, int]:
 
 
 def sequences(settings: KafkaSettings) -> list[int]:
-    """What is on the topic."""
+    """Return the events on the topic."""
     return sorted(map(sequence_of, read_events(settings)))
 
 

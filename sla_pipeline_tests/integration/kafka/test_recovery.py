@@ -118,9 +118,7 @@ def test_a_database_restored_from_a_backup_that_went_on(
     publish: Publish,
     outbox: RepairableOutbox,
 ) -> None:
-    """Twenty are out; the backup knows twelve; since then five of the lost tickets were marked again, amid seven new
-    ones.
-    """
+    """Twenty are published, twelve in the backup; since then five lost tickets were marked again, amid seven new."""
     records.add(20)
     publish(kafka_settings)
     before = records.expected()
@@ -266,12 +264,12 @@ def test_a_lost_record_whose_ticket_has_an_older_one_is_not_written_back(
 
 
 def partitions_of(settings: KafkaSettings) -> dict[int, int]:
-    """The partition of each sequence on the topic."""
+    """Return the partition of each sequence on the topic."""
     return {sequence_of(event): event.partition for event in read_events(settings)}
 
 
 def first_partition_of(settings: KafkaSettings, *, above: int) -> int:
-    """The partition of the first sequence after ``above``."""
+    """Return the partition of the first sequence after ``above``."""
     return partitions_of(settings)[above + 1]
 
 

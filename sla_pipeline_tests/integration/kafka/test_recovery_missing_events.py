@@ -31,12 +31,12 @@ from sla_pipeline_tests.integration.kafka.topic_administration import expire, re
 
 @pytest.fixture
 def audit(owner_url: str, kafka_settings: KafkaSettings) -> Callable[[], AuditReport]:
-    """Result of `sla-pipeline verify`."""
+    """Return the result of `sla-pipeline verify`."""
     return lambda: verify(PostgresSettings(owner_url), kafka_settings, now_utc=datetime.now(UTC))
 
 
 def found(report: AuditReport, severity: Severity) -> dict[str, int]:
-    """Counts of the checks of one severity that found something."""
+    """Return the counts of the checks of one severity that found something."""
     return {f.check.code: f.count for f in report.findings if f.count and f.check.severity is severity}
 
 
@@ -46,14 +46,14 @@ def lost(count: int) -> dict[str, int]:
 
 
 def assert_each_on_the_topic_once(settings: KafkaSettings, records: BreachRecords) -> list[ReceivedEvent]:
-    """Compares the topic with the records, whatever the order; returns the events in the order of their sequence."""
+    """Compare the topic with the records, in any order; return the events by sequence."""
     events = sorted(read_events(settings), key=sequence_of)
     assert [(sequence_of(event), event.key.decode(), event.value.decode()) for event in events] == records.expected()
     return events
 
 
 def progress_of(settings: KafkaSettings) -> Progress | None:
-    """The newest progress record."""
+    """Return the newest progress record."""
     reader = ProgressReader(settings)
     try:
         return reader.read(Deadline(10))
@@ -71,9 +71,7 @@ def test_the_event_topic_re_created_between_produce_and_commit(
     outbox: RepairableOutbox,
     audit: Callable[[], AuditReport],
 ) -> None:
-    """Twenty events are gone, and the transaction commits: Postgres and the progress record agree that they are
-    published.
-    """
+    """Twenty events are lost, and the transaction commits: Postgres and the progress record count them as published."""
     records.add(20)
     totals = publish(
         kafka_settings, on_step=lambda name: recreate_event_topic(kafka_settings) if name == step else None
@@ -206,9 +204,7 @@ def test_events_that_have_expired_are_left_alone(
 
 
 def send(settings: KafkaSettings, records: BreachRecords, outbox: RepairableOutbox, *, without: set[int]) -> None:
-    """Publishes by hand, record by record in turn to partitions 0, 1 and 2, and lets both positions state that all is
-    published.
-    """
+    """Publish by hand, record by record in turn to partitions 0, 1 and 2, and set both positions to the last."""
     producer = Producer({"bootstrap.servers": settings.bootstrap_servers})
     waiting = outbox.records_from(1, 1_000)
     for record in waiting:
@@ -229,8 +225,9 @@ def test_only_what_is_above_the_first_events_kept_is_proven_to_be_missing(
     outbox: RepairableOutbox,
     audit: Callable[[], AuditReport],
 ) -> None:
-    """Partition 0 had 1, 4, 7, 10 and begins with 7 now: 2, which was never sent, may have stood there before; 11 can
-    not.
+    """Partition 0 had 1, 4, 7, 10 and begins with 7 now.
+
+    Record 2, which was never sent, may have expired from it; record 11 cannot have.
     """
     records.add(12)
     send(kafka_settings, records, outbox, without={2, 11})
@@ -351,9 +348,7 @@ def test_a_recovery_that_crashes_goes_on_where_it_was(
 def test_a_second_recovery_keeps_the_first_from_going_on(
     kafka_settings: KafkaSettings, twenty_missing: BreachRecords, outbox: RepairableOutbox
 ) -> None:
-    """As when the lock in Postgres was lost unnoticed: the other one has taken over, and its progress record shows
-    it.
-    """
+    """The lock in Postgres was lost unnoticed: another recovery has taken over, as its progress record shows."""
 
     def take_over(done: int, total: int) -> None:
         if (done, total) == (8, 20):

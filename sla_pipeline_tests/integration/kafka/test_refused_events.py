@@ -20,7 +20,7 @@ from sla_pipeline_tests.integration.kafka.topic_administration import (
 
 
 def seen_by_a_consumer(settings: KafkaSettings) -> list[ReceivedEvent]:
-    """What can be read now, before the open transaction."""
+    """Return the events that can be read now, before the open transaction."""
     seen: list[ReceivedEvent] = []
     with pytest.raises(KafkaUnavailable, match="stands still: partition"):
         seen.extend(read_events(settings, stall_seconds=0.5))
@@ -122,9 +122,7 @@ def test_a_refusal_by_time_names_topic_setting_value_and_remedy(
 def test_an_event_of_a_wrong_clock_is_refused_for_good(
     kafka_settings: KafkaSettings, records: BreachRecords, publish: Publish, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The topic is as it must be, the time of an event is not: as if this machine's clock were an hour and more
-    ahead.
-    """
+    """The topic is correct, the time of an event is not: this machine's clock seems more than an hour ahead."""
     produce = Producer.produce
 
     def ahead(producer: Producer, *arguments: Any, **options: Any) -> None:

@@ -44,8 +44,9 @@ def second_broker_of(first: Path, folder: Path) -> dict[str, object]:
 
 @pytest.fixture
 def two_brokers() -> Iterator[tuple[KafkaSettings, EmbeddedKafka]]:
-    """Settings for a cluster of two, and its second broker. The topics need both; the transaction log is on the first
-    alone.
+    """Yield settings for a cluster of two, and its second broker.
+
+    The topics need both; the transaction log is on the first alone.
     """
     with server_folder() as here, server_folder() as there, embedded_kafka(here) as first:
         # the first transaction makes the transaction log

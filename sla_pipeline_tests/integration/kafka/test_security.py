@@ -35,7 +35,7 @@ _SASL = {
 
 
 def with_password(broker: EmbeddedKafka, password: str) -> KafkaSettings:
-    """Settings that log in as ``sla``."""
+    """Return settings that log in as ``sla``."""
     login = {
         "security.protocol": "SASL_PLAINTEXT",
         "sasl.mechanism": "PLAIN",

@@ -17,8 +17,8 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 from sla_pipeline.embedded.java import java_command, java_environment
 from sla_pipeline.kafka.clients import ClientReports, open_admin
 from sla_pipeline.kafka.deadline import Deadline
+from sla_pipeline.kafka.offsets import end_offsets
 from sla_pipeline.kafka.settings import KafkaSettings
-from sla_pipeline.kafka.topics import end_offsets
 from sla_pipeline_tests.waiting import wait_until
 
 

@@ -2,8 +2,7 @@
 
 import pytest
 
-from sla_pipeline.kafka.pace import Pace
-from sla_pipeline.kafka.takeover import fitting_records
+from sla_pipeline.kafka.pace import Pace, fitting_records
 from sla_pipeline.outbox import BreachRecord
 
 RECORDS = [BreachRecord(seq, "ticket", "run", "x" * 976) for seq in range(1, 10_001)]

@@ -399,7 +399,7 @@ class Model:
         return {"row": row, "ticket": row.ticket, "nothing": None}[self.protocol.digest_of]
 
     def _delivered(self, world: World, index: int, me: Publisher) -> Moves:
-        """The events reach the broker before ``produced``, the progress record before ``flushed``."""
+        """Yield the moves that send: events before ``produced``, the progress record before ``flushed``."""
         if me.step == "begun":
             already = world.transaction.rows if world.transaction else ()
             arriving = {"produced": (me.batch, me.batch)}
