@@ -196,7 +196,7 @@ def test_the_alarm_lists_the_first_twenty(
     assert shown.description is not None
     assert shown.description.count(" set aside: ") == 20
     assert "\nand 100 more errors; the log has a line for each ticket that was set aside\n" in shown.description
-    assert shown.metadata["errors"].value == 120
+    assert shown.metadata["error_count"].value == 120
 
 
 def test_a_set_aside_table_that_cannot_be_read_is_no_passed_check(

@@ -105,7 +105,7 @@ def test_missing_kafka_variable() -> None:
         (
             "SLA_KAFKA_CLIENT_CONFIG",
             f'{{"transactional.id": "{_SECRET}"}}',
-            "set transactional.id: exactly-once publishing rests on",
+            "set transactional.id: exactly-once publishing depends on",
         ),
     ],
 )
@@ -169,7 +169,9 @@ def test_migrated_not_far_enough_or_too_far(revision: str, message: str, support
     make_ticket(support, **FIRST_RESPONSE_OVERDUE)
     before = row_versions(support)
     support.execute(
-        "update support.ticket_sla_schema_version set version_num = %s where version_num like 'sla%%'", (revision,)
+        "update support.ticket_sla_schema_version set version_num = %(revision)s, compatible_from = %(revision)s::text"
+        " where version_num like 'sla%%'",
+        {"revision": revision},
     )
     with pytest.raises(PostgresSetupError) as raised:
         cycle()
