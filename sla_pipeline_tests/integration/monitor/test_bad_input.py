@@ -169,8 +169,8 @@ def test_migrated_not_far_enough_or_too_far(revision: str, message: str, support
     make_ticket(support, **FIRST_RESPONSE_OVERDUE)
     before = row_versions(support)
     support.execute(
-        "update support.ticket_sla_schema_version set version_num = %(revision)s::text, compatible_from = %(revision)s::text"
-        " where version_num like 'sla%%'",
+        "update support.ticket_sla_schema_version set version_num = %(revision)s::text, "
+        "compatible_from = %(revision)s::text where version_num like 'sla%%'",
         {"revision": revision},
     )
     with pytest.raises(PostgresSetupError) as raised:
