@@ -65,8 +65,8 @@ def tail(
 def verify(as_json: AsJson = False) -> None:
     """Audit tickets, breach records and the topic against each other. Reads only; exit code 1 when they do not agree.
 
-    Shares no statement and no code with the job beyond the rule and the event's contract. Runs with the rights of
-    sla_analyst.
+    Shares no statement with the job, and no code beyond the rule, the event's contract and the connections. Runs with
+    the rights of sla_analyst.
     """
     from sla_pipeline.audit.report import as_table  # noqa: PLC0415
     from sla_pipeline.audit.verify import verify as audit  # noqa: PLC0415
