@@ -9,7 +9,7 @@ import faulthandler
 import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -28,6 +28,7 @@ from sla_pipeline.postgres.outbox import PostgresOutbox
 from sla_pipeline.postgres.session import PostgresSettings
 from sla_pipeline_tests.chaos.broken import Build, install
 from sla_pipeline_tests.chaos.disruptions import seeded
+from sla_pipeline_tests.chaos.event_log import EXPECTED_ERRORS
 
 __all__ = ["Reply", "WorkerMessage", "WorkerSettings", "work"]
 
@@ -60,7 +61,7 @@ class WorkerMessage:
 
     step: str | None = None
     outcome: str = ""
-    """``ok``, or the class of the first error."""
+    """``ok``, or the class of an error; an unexpected one takes precedence."""
     detail: str = ""
 
 
@@ -85,11 +86,11 @@ class _SupervisorPipe:
         self.exchange(WorkerMessage(step=name))
 
 
-class _LastErrorClass:
-    """Class name of the last publishing error: the totals of a cycle hold its text only."""
+class _ErrorClasses:
+    """Class names of the errors of one cycle, in their order: the totals of a cycle hold texts only."""
 
     def __init__(self) -> None:
-        self.name = ""
+        self.names: list[str] = []
 
     @contextlib.contextmanager
     def recorded(self) -> Iterator[None]:
@@ -97,25 +98,35 @@ class _LastErrorClass:
         try:
             yield
         except Exception as error:
-            self.name = type(error).__name__
+            self.names.append(type(error).__name__)
             raise
 
 
 class _WatchedRelay(Relay):
-    last_error: _LastErrorClass
+    error_classes: _ErrorClasses
 
     def publish(
         self, outbox: Outbox, *, run_id: str, totals: CycleTotals | None = None, seconds: float = PUBLISH_SECONDS
     ) -> CycleTotals:
-        with self.last_error.recorded():
+        with self.error_classes.recorded():
             return super().publish(outbox, run_id=run_id, totals=totals, seconds=seconds)
 
 
 class _WatchedDatabase(Database):
-    last_error: _LastErrorClass
+    error_classes: _ErrorClasses
+
+    @contextlib.contextmanager
+    def session(self) -> Iterator[psycopg.Connection]:
+        with self.error_classes.recorded(), super().session() as connection:
+            yield connection
+
+    def translated(self, error: Exception) -> SlaPipelineError | None:
+        translated = super().translated(error)
+        self.error_classes.names.append(type(translated or error).__name__)
+        return translated
 
     def outbox(self) -> PostgresOutbox:
-        with self.last_error.recorded():
+        with self.error_classes.recorded():
             return super().outbox()
 
 
@@ -136,15 +147,17 @@ def work(pipe: "Connection[WorkerMessage, Reply]", settings: WorkerSettings) -> 
 
 def _cycles(pipe: "Connection[WorkerMessage, Reply]", settings: WorkerSettings) -> None:
     install(settings.build)
-    supervisor, last_error, rng = _SupervisorPipe(pipe), _LastErrorClass(), seeded(settings.seed)
+    supervisor, error_classes, rng = _SupervisorPipe(pipe), _ErrorClasses(), seeded(settings.seed)
     database = _WatchedDatabase(PostgresSettings(settings.worker_url))
     relay = _WatchedRelay(settings.kafka, on_step=supervisor.on_step, transaction_limit=settings.transaction_limit)
-    database.last_error = relay.last_error = last_error
+    database.error_classes = relay.error_classes = error_classes
     cycle_input = CycleInput(batch_size=settings.batch_size, max_batches_per_cycle=_MAX_BATCHES)
     reply: Reply = "go"
     while reply == "go":
+        error_classes.names.clear()
         try:
-            message = _message(run_cycle(database, relay, cycle_input, on_step=supervisor.on_step), last_error)
+            totals = run_cycle(database, relay, cycle_input, on_step=supervisor.on_step)
+            message = _message(totals, error_classes.names)
         except (SlaPipelineError, psycopg.Error) as error:
             message = WorkerMessage(outcome=type(error).__name__, detail=str(error))
         reply = supervisor.exchange(message)
@@ -153,7 +166,8 @@ def _cycles(pipe: "Connection[WorkerMessage, Reply]", settings: WorkerSettings) 
     relay.close()
 
 
-def _message(totals: CycleTotals, last_error: _LastErrorClass) -> WorkerMessage:
+def _message(totals: CycleTotals, error_classes: Sequence[str]) -> WorkerMessage:
+    """Return the message for a cycle that ran to its end; an unexpected class of error takes precedence."""
     if not totals.errors:
         return WorkerMessage(
             outcome="ok",
@@ -161,11 +175,7 @@ def _message(totals: CycleTotals, last_error: _LastErrorClass) -> WorkerMessage:
                 f"{totals.processed_count} marked, {totals.published_count} published, {totals.lock_skip_count} skipped"
             ),
         )
-    detail = "; ".join(totals.errors)
-    if totals.fault is not None:
-        return WorkerMessage(outcome=type(totals.fault).__name__, detail=detail)
-    first = totals.errors[0]
-    if first.startswith("publishing failed"):
-        return WorkerMessage(outcome=last_error.name, detail=detail)
-    # "batch 3 failed: LockNotAvailable (55P03)"; otherwise a ticket was set aside, which is an error here
-    return WorkerMessage(outcome=first.partition("failed: ")[2].partition(" ")[0] or "set aside", detail=detail)
+    # "... failed: LockNotAvailable (55P03)"; otherwise a ticket was set aside, which is an error here
+    names = error_classes or [totals.errors[0].partition("failed: ")[2].partition(" ")[0] or "set aside"]
+    unexpected = [name for name in names if name not in EXPECTED_ERRORS]
+    return WorkerMessage(outcome=(unexpected or names)[0], detail="; ".join(totals.errors))
