@@ -175,7 +175,7 @@ class ErrorList:
 class CycleTotals:
     """Numbers and errors of one cycle (SPEC 5.7, 9), the one place of each; every step adds to them.
 
-    Counts are of tickets unless the comment has another unit. Each number, that is ``has_more`` and each name ending in
+    Counts are of tickets unless the comment has another unit. Each number, that is each flag and each name ending in
     ``_count`` or ``_ms`` (milliseconds), is a column of the journal (``as_row``), a metadata entry of the
     materialization (``as_metadata``) and a field of the command's JSON: a new number is one line here, and a column.
     """
@@ -199,6 +199,12 @@ class CycleTotals:
     """Overdue and not marked at the end; None when it could not be counted."""
     has_more: bool = False
     """The claim reached the cycle's ceiling."""
+    publishing_stopped: bool = False
+    """Postgres and Kafka contradict each other (``FailClosed``): nothing is published until a person decides."""
+    detected_count: int = 0
+    """Breach records added to the durable counters, those of cycles that were killed included."""
+    late_count: int = 0
+    """Those of ``detected_count`` that were marked later than the limit of SPEC 3.5 after their deadline."""
     claim_ms: float | None = None
     mark_ms: float | None = None
     publish_ms: float | None = None
@@ -291,7 +297,8 @@ class CycleTotals:
             raise error_class("; ".join(self.error_list.listed()))
 
 
-_NUMBERS = tuple(name for name in vars(CycleTotals) if name == "has_more" or name.endswith(("_count", "_ms")))
+_FLAGS = ("has_more", "publishing_stopped")
+_NUMBERS = tuple(name for name in vars(CycleTotals) if name in _FLAGS or name.endswith(("_count", "_ms")))
 
 
 @dataclass(slots=True)

@@ -33,6 +33,7 @@ from sla_pipeline.demo.worker_login import worker_login
 from sla_pipeline.embedded import Service, ServiceError, embedded_kafka, embedded_postgres, free_ports
 from sla_pipeline.embedded.ports import listens
 from sla_pipeline.errors import InputError
+from sla_pipeline.health import FinishedCycle
 from sla_pipeline.kafka.settings import KafkaSettings
 from sla_pipeline.kafka.topics import create_topics
 from sla_pipeline.postgres import journal
@@ -243,13 +244,13 @@ class _CycleReader:
         with psycopg.connect(owner_url, autocommit=True) as connection:
             self._last_id = journal.last_cycle_id(connection)
 
-    def newly_finished(self) -> list[journal.FinishedCycle]:
+    def newly_finished(self) -> list[FinishedCycle]:
         with psycopg.connect(self._owner_url, autocommit=True) as connection:
             cycles = journal.finished_after(connection, self._last_id)
         self._last_id = max((cycle.cycle_id for cycle in cycles), default=self._last_id)
         return cycles
 
 
-def _cycle_line(cycle: journal.FinishedCycle) -> str:
+def _cycle_line(cycle: FinishedCycle) -> str:
     text = cycle.totals.as_line() if cycle.state == "succeeded" else next(iter((cycle.error or "").splitlines()), "")
     return f"{cycle.finished_at:%H:%M:%S} cycle {cycle.cycle_id} {cycle.state}: {text}"

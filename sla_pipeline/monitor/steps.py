@@ -20,22 +20,20 @@ import time
 from collections.abc import Callable, Iterator
 
 from sla_pipeline.cycle import LISTED_COUNT, Claim, Clock, CycleInput, CycleTotals, OnStep, no_step
-from sla_pipeline.errors import CycleLocked, SlaPipelineError
+from sla_pipeline.errors import CycleLocked, FailClosed, SlaPipelineError
 from sla_pipeline.kafka.relay import PUBLISH_SECONDS, Relay
 from sla_pipeline.monitor.batches import BatchMarker, ShouldStop
 from sla_pipeline.monitor.faults import bookkeeping, counted, fault_of
-from sla_pipeline.postgres import indexes, journal, schema, set_aside, tickets
+from sla_pipeline.postgres import counters, indexes, journal, schema, set_aside, tickets
 from sla_pipeline.postgres.clock import check_clock
 from sla_pipeline.postgres.database import Database, check_writable
 from sla_pipeline.postgres.single_runner import take_single_runner_lock
 from sla_pipeline.quoting import quoted
 
-__all__ = ["BACKLOG_LIMIT", "claim_overdue", "close_cycle", "mark_breached", "publish_breaches"]
+__all__ = ["claim_overdue", "close_cycle", "mark_breached", "publish_breaches"]
 
 log = logging.getLogger(__name__)
 
-# SPEC 9.5: more than this, for ten minutes, wakes someone
-BACKLOG_LIMIT = 100
 # A cycle aims at 30 s (SPEC 3.3); closing it takes the rest.
 _PUBLISHED_AFTER_SECONDS = 27.0
 # Bounds publishing from below when marking used more than its share; one takeover of a healthy broker takes well under
@@ -133,12 +131,13 @@ def publish_breaches(database: Database, make_relay: Callable[[], Relay], claim:
     left_seconds = _PUBLISHED_AFTER_SECONDS - (start_seconds - claim.start_seconds)
     with (
         _early_end_journaled(database, claim),
-        counted(database, totals.error_list, step="publishing", run_id=claim.run_id),
+        counted(database, totals.error_list, step="publishing", run_id=claim.run_id) as faults,
     ):
         relay = make_relay()
         with database.outbox() as outbox:
             seconds = max(_MIN_PUBLISH_SECONDS, min(left_seconds, PUBLISH_SECONDS))
             relay.publish(outbox, run_id=claim.run_id, totals=totals, seconds=seconds)
+    totals.publishing_stopped = any(isinstance(fault, FailClosed) for fault in faults)
     totals.publish_ms = _elapsed_ms(start_seconds)
 
 
@@ -155,6 +154,8 @@ def close_cycle(database: Database, clock: Clock, claim: Claim) -> CycleTotals:
         )
     with _set_aside_bookkeeping(database, claim), database.session() as connection:
         totals.set_aside = set_aside.recorded(connection, limit=LISTED_COUNT)
+    with _counters_bookkeeping(database, claim), database.session() as connection:
+        totals.detected_count, totals.late_count = counters.count_new_records(connection)
     totals.duration_ms = _elapsed_ms(claim.start_seconds)
     if totals.cycle_id is not None:
         with _journal_bookkeeping(database, claim), database.session() as connection:
@@ -209,6 +210,10 @@ def _safe_text(error: BaseException, database: Database, run_id: str) -> str:
 
 def _journal_bookkeeping(database: Database, claim: Claim) -> contextlib.AbstractContextManager[None]:
     return bookkeeping(database, claim, table=journal.TABLE)
+
+
+def _counters_bookkeeping(database: Database, claim: Claim) -> contextlib.AbstractContextManager[None]:
+    return bookkeeping(database, claim, table=counters.TABLE)
 
 
 def _set_aside_bookkeeping(database: Database, claim: Claim) -> contextlib.AbstractContextManager[None]:

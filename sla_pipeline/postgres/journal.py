@@ -4,20 +4,22 @@ A running cycle's session holds an advisory lock on its row's id. Where the lock
 dead: the next cycle records this at once (state ``abandoned``), without a guess at the duration of a cycle.
 """
 
+from collections.abc import Mapping
 from datetime import datetime
-from typing import NamedTuple
+from typing import Any
 
 import psycopg
 from psycopg import sql
 from psycopg.rows import dict_row
 
 from sla_pipeline.cycle import CycleInput, CycleTotals
+from sla_pipeline.health import FinishedCycle
 
 __all__ = [
     "TABLE",
-    "FinishedCycle",
     "finish",
     "finished_after",
+    "finished_cycle",
     "is_alive",
     "last_cycle_id",
     "start",
@@ -36,12 +38,19 @@ returning id
 """
 _HOLD = "select pg_advisory_lock(%s, %s::bigint::bit(32)::integer)"
 _RELEASE = "select pg_advisory_unlock(%s, %s::bigint::bit(32)::integer)"
-# Index: ticket_sla_cycles_running. The lock is taken for this statement's transaction only.
+# Index: ticket_sla_cycles_running. The lock is taken for this statement's transaction only. A death is an error.
 _SWEEP = """
-update support.ticket_sla_cycles
-set state = 'abandoned', finished_at = clock_timestamp(), error = 'the process died before recording its end'
-where state = 'running' and pg_try_advisory_xact_lock(%s, id::bit(32)::integer)
-returning id, run_id
+with swept as (
+    update support.ticket_sla_cycles
+    set state = 'abandoned', finished_at = clock_timestamp(), error_count = 1,
+        error = 'the process died before recording its end'
+    where state = 'running' and pg_try_advisory_xact_lock(%s, id::bit(32)::integer)
+    returning id, run_id
+), counted as (
+    update support.ticket_sla_counters set error_count = error_count + (select count(*) from swept)
+    where id = 1 and exists (select from swept)
+)
+select id, run_id from swept order by id
 """
 
 # Index: ticket_sla_cycles_started; no run lasts an hour. The lock is held for this statement's transaction only, and
@@ -61,24 +70,19 @@ _ENDING_SECONDS = 10
 
 # Only the first end of a cycle is written, except over "abandoned": the cycle's own end is more accurate.
 _FINISH = """
-update support.ticket_sla_cycles set finished_at = clock_timestamp(), state = %(state)s, error = %(error)s, {columns}
-where id = %(cycle_id)s and state in ('running', 'abandoned')
+with ended as (
+    update support.ticket_sla_cycles
+    set finished_at = clock_timestamp(), state = %(state)s, error = %(error)s, {columns}
+    where id = %(cycle_id)s and state in ('running', 'abandoned')
+    returning error_count
+)
+update support.ticket_sla_counters counters set error_count = counters.error_count + ended.error_count
+from ended where counters.id = 1 and ended.error_count > 0
 """
 # Index: the primary key.
 _FINISHED_AFTER = """
 select * from support.ticket_sla_cycles where id > %s and state not in ('running', 'abandoned') order by id
 """
-
-
-class FinishedCycle(NamedTuple):
-    """One row of the journal. ``error`` is None, or the texts of the errors, one per line."""
-
-    cycle_id: int
-    run_id: str
-    state: str
-    finished_at: datetime
-    totals: CycleTotals
-    error: str | None
 
 
 def sweep_abandoned(connection: psycopg.Connection) -> list[tuple[int, str]]:
@@ -132,12 +136,14 @@ def finished_after(connection: psycopg.Connection, cycle_id: int) -> list[Finish
     """Return the cycles with an id above ``cycle_id`` that have ended by themselves, in order."""
     with connection.cursor(row_factory=dict_row) as cursor:
         rows = cursor.execute(_FINISHED_AFTER, (cycle_id,)).fetchall()
-    return [
-        FinishedCycle(
-            row["id"], row["run_id"], row["state"], row["finished_at"], CycleTotals.from_row(row), row["error"]
-        )
-        for row in rows
-    ]
+    return list(map(finished_cycle, rows))
+
+
+def finished_cycle(row: Mapping[str, Any]) -> FinishedCycle:
+    """Return an ended row of the journal as a value."""
+    return FinishedCycle(
+        row["id"], row["run_id"], row["state"], row["finished_at"], CycleTotals.from_row(row), row["error"]
+    )
 
 
 def last_cycle_id(connection: psycopg.Connection) -> int:

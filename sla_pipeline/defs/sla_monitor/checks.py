@@ -5,11 +5,13 @@ from collections.abc import Iterator
 
 import dagster as dg
 
+from sla_pipeline.alerting.rules import BACKLOG, RuleState, evaluate
 from sla_pipeline.cycle import LISTED_COUNT, SystemClock
 from sla_pipeline.defs.resources import PostgresResource
 from sla_pipeline.errors import SlaPipelineError
-from sla_pipeline.monitor.steps import BACKLOG_LIMIT
+from sla_pipeline.health import Health
 from sla_pipeline.postgres import set_aside, tickets
+from sla_pipeline.postgres.health import read_health
 from sla_pipeline.quoting import in_markdown
 from sla_pipeline.set_aside import SetAside
 
@@ -20,15 +22,38 @@ _BACKLOG_SIZE = "backlog_size"
 _TICKETS_SET_ASIDE = "tickets_set_aside"
 
 
-def backlog_evaluation(backlog: int) -> dg.AssetCheckEvaluation:
-    """Return the result of check ``backlog_size``."""
+def backlog_evaluation(backlog: int, health: Health | None, *, has_more: bool = False) -> dg.AssetCheckEvaluation:
+    """Return the result of check ``backlog_size``.
+
+    ERROR while the rule fires: above its threshold for its whole period, and still above it. WARN where a cycle that
+    reached its ceiling (``has_more``) leaves more than the cycle before it, and above the threshold while the history
+    cannot be read (``health`` is None).
+    """
+    limit = BACKLOG.threshold
+    state = evaluate([BACKLOG], health)[0] if health else None
+    counts = [cycle.totals.backlog_count for cycle in health.cycles] if health else []
+    # the newest of them is this cycle's
+    before = [count for count in counts if count is not None][-2:-1]
+    description = f"{backlog} tickets are overdue and not marked"
+    passed, severity = True, dg.AssetCheckSeverity.WARN
+    if state and state.state is RuleState.FIRING and backlog > limit:
+        passed, severity = False, dg.AssetCheckSeverity.ERROR
+        description += f", more than {limit:g} since {state.since:%H:%M} UTC; see {BACKLOG.runbook}"
+    elif has_more and before and backlog > before[0]:
+        passed = False
+        description += ", more than after the cycle before: cycles reach their ceiling and the backlog grows"
+    elif state is None and backlog > limit:
+        passed = False
+        description += f", more than {limit:g}; the cycles before cannot be read"
+    else:
+        description += f"; more than {limit:g} for {BACKLOG.for_seconds / 60:g} minutes is too many"
     return dg.AssetCheckEvaluation(
         asset_key=ASSET_KEY,
         check_name=_BACKLOG_SIZE,
-        passed=backlog <= BACKLOG_LIMIT,
-        severity=dg.AssetCheckSeverity.ERROR,
-        description=f"{backlog} tickets are overdue and not marked; more than {BACKLOG_LIMIT} is too many",
-        metadata={"backlog": backlog, "limit": BACKLOG_LIMIT},
+        passed=passed,
+        severity=severity,
+        description=description,
+        metadata={"backlog": backlog, "limit": int(limit)},
     )
 
 
@@ -66,15 +91,16 @@ def _markdown_table(found: SetAside) -> str:
     asset=ASSET_KEY,
     name=_BACKLOG_SIZE,
     description=(
-        f"At most {BACKLOG_LIMIT} tickets are overdue and not marked (SPEC 9.5). Every cycle records it; run it alone "
-        "to count now."
+        f"No more than {BACKLOG.threshold:g} tickets have been overdue and not marked for {BACKLOG.for_seconds / 60:g} "
+        "minutes (SPEC 9.5). Every cycle records it; run it alone to count now."
     ),
 )
 def backlog_size(postgres: dg.ResourceParam[PostgresResource]) -> dg.AssetCheckResult:
     """Count the backlog now."""
     with _failing_as_a_cycle(), postgres.database().session() as connection:
         backlog = tickets.count_backlog(connection, now_utc=SystemClock().now_utc())
-    return _result(backlog_evaluation(backlog))
+        health = read_health(connection)
+    return _result(backlog_evaluation(backlog, health))
 
 
 @dg.asset_check(

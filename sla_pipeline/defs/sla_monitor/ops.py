@@ -4,6 +4,7 @@ The ops run in one process and pass one ``Claim`` on in memory. Termination rais
 that runs; nothing here catches it, so the open batch rolls back and the run ends CANCELED.
 """
 
+import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,7 +15,9 @@ from sla_pipeline.cycle import BATCH_SIZE, LISTED_COUNT, MAX_BATCHES_PER_CYCLE, 
 from sla_pipeline.defs.resources import RE_EXECUTE_ALL, KafkaResource, PostgresResource
 from sla_pipeline.defs.sla_monitor.checks import backlog_evaluation, set_aside_evaluation
 from sla_pipeline.errors import CycleLocked, InputError, SlaPipelineError
+from sla_pipeline.health import Health
 from sla_pipeline.monitor import steps
+from sla_pipeline.postgres.health import read_health
 from sla_pipeline.quoting import quoted
 
 __all__ = [
@@ -26,6 +29,8 @@ __all__ = [
     "mark_breached",
     "publish_breaches",
 ]
+
+log = logging.getLogger(__name__)
 
 # dagster.yaml lets one run at a time use the pool. Every op is in it, since a re-execution may select any of them.
 CYCLE_POOL = "ticket_sla_cycle"
@@ -142,7 +147,7 @@ def close_cycle(
     # an AssetCheckResult would fail the step; an evaluation is stored under the check's key. Yielded, because an event
     # of `context.log_event` is lost when the op raises
     if totals.backlog_count is not None:
-        yield backlog_evaluation(totals.backlog_count)
+        yield backlog_evaluation(totals.backlog_count, _health(postgres), has_more=totals.has_more)
     if totals.set_aside is not None:
         yield set_aside_evaluation(totals.set_aside)
     metadata = {**totals.as_metadata(), "now_utc": dg.MetadataValue.timestamp(published.now_utc)}
@@ -150,3 +155,13 @@ def close_cycle(
         lines = [*totals.error_list.listed(LISTED_COUNT), RE_EXECUTE_ALL]
         raise dg.Failure(description="\n".join(lines), metadata=metadata, allow_retries=False)
     yield dg.Output(None, metadata=metadata)
+
+
+def _health(postgres: PostgresResource) -> Health | None:
+    """Return the history behind the check; None, and a log line, when it cannot be read: the cycle does not fail."""
+    try:
+        with postgres.database().session() as connection:
+            return read_health(connection)
+    except SlaPipelineError as error:
+        log.warning("history of cycles cannot be read", extra={"check": "backlog_size", "error": str(error)})
+        return None

@@ -80,6 +80,10 @@ def test_the_row_of_a_cycle_that_succeeded(support: Support, operator: Support, 
         "set_aside_count": 0,
         "error_count": 0,
         "has_more": False,
+        "publishing_stopped": False,
+        "detected_count": 11,
+        # the simulated clock is months behind the database's
+        "late_count": 11,
         "error": None,
     }
     assert str(row["tenant_id"]) == TENANT

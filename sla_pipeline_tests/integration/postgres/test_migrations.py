@@ -24,6 +24,7 @@ from sla_pipeline_tests.waiting import wait_until
 _INDEXES = [index.name for index in OUR_INDEXES]
 _OURS = [
     "ticket_sla_breaches",
+    "ticket_sla_counters",
     "ticket_sla_cycles",
     "ticket_sla_relay",
     "ticket_sla_schema_version",
@@ -264,7 +265,7 @@ def test_a_login_without_rights_gets_an_error_that_names_the_missing_one(
 ) -> None:
     with pytest.raises(PostgresSetupError) as raised:
         downgrade(worker_url)
-    assert "must be owner of table ticket_sla_set_aside" in str(raised.value)
+    assert "must be owner of table ticket_sla_counters" in str(raised.value)
     assert str(raised.value).endswith("let SLA_POSTGRES_OWNER_URL name the owner of schema support and of its tables")
     assert worker_login[1] not in str(raised.value)
 
