@@ -35,12 +35,12 @@ _CANARY_TENANT = "00000000-0000-4000-8000-000000ca4a47"
 
 @pytest.fixture(params=["python", "java"])
 def command(request: pytest.FixtureRequest, command: list[str]) -> list[str]:
-    """The tests without this fixture's parameter in mind hold for both languages."""
+    """Command of each language; a test without the mark ``only_python`` holds for both."""
     return request.getfixturevalue("java_command") if request.param == "java" else command
 
 
 only_python = pytest.mark.parametrize("command", ["python"], indirect=True)
-"""For tests of the store's technique, and of what is not a matter of the language."""
+"""Mark of the tests of SQLite, and of the texts of wrong settings."""
 
 
 def assert_in_order(ids: Sequence[str], order: Sequence[Sequence[str]]) -> None:
@@ -122,8 +122,13 @@ def test_killed_in_a_call_only_that_call_is_repeated(
     webhook: Webhook,
     order: EventOrder,
     kafka_settings: KafkaSettings,
+    command: list[str],
 ) -> None:
-    """No offset was committed before the kill, so each event is read again; those on record are not escalated again."""
+    """In Python no offset is committed before the kill: each event is read again, and those on record are skipped.
+
+    In Java each offset is committed after its record.
+    """
+    commits_later = "consumer.py" in command[-1]
     make_tickets(support, 20, **FIRST_RESPONSE_OVERDUE)
     cycle()
     first_partition = order()[0]
@@ -134,7 +139,7 @@ def test_killed_in_a_call_only_that_call_is_repeated(
     recorded = webhook.accepted_ids()
     assert len(recorded) >= len(first_partition) - 1 > 1
     consumer.kill()
-    assert committed_count(kafka_settings) == 0
+    assert (committed_count(kafka_settings) == 0) == commits_later
     webhook.release()
     wait_until(lambda: len(webhook.accepted) == len(recorded) + 1, what="the end of the held call")
 
@@ -145,7 +150,8 @@ def test_killed_in_a_call_only_that_call_is_repeated(
         event_id: 2 if event_id == held else 1 for partition in order() for event_id in partition
     }
     assert_in_order(webhook.accepted_ids(), order())
-    assert {event_id for event_id in recorded if f"{event_id} is recorded" in consumer.output()} == set(recorded)
+    read_again = {event_id for event_id in recorded if f"{event_id} is recorded" in consumer.output()}
+    assert read_again == (set(recorded) if commits_later else set())
 
 
 @only_python
@@ -228,7 +234,10 @@ def test_foreign_records_are_skipped_and_the_canary_is_recorded(
     assert consumer.output().count("skipped partition 0, offset 6: its ContractVersion is not 1") == 1
     assert f"event {canary_id} of the canary is not escalated" in consumer.output()
     assert "\x1b" not in consumer.output()
-    assert canary_id.encode() in b"".join(file.read_bytes() for file in store.parent.glob("store*"))
+    # Python's store is an SQLite file with its log beside it, Java's a folder with a file for each event
+    assert (store / canary_id).exists() or canary_id.encode() in b"".join(
+        file.read_bytes() for file in store.parent.glob("store*") if file.is_file()
+    )
 
 
 @only_python
