@@ -19,6 +19,7 @@ import java.util.Map;
 import java.util.Properties;
 import java.util.regex.Matcher;
 import java.util.regex.Pattern;
+import org.apache.kafka.clients.consumer.CloseOptions;
 import org.apache.kafka.clients.consumer.ConsumerRebalanceListener;
 import org.apache.kafka.clients.consumer.ConsumerRecord;
 import org.apache.kafka.clients.consumer.CooperativeStickyAssignor;
@@ -29,7 +30,7 @@ import org.apache.kafka.common.TopicPartition;
 import org.apache.kafka.common.serialization.ByteArrayDeserializer;
 
 /**
- * Consumer of the breach events that escalates each one to a webhook: consumer.py in Java 17, with kafka-clients alone.
+ * Consumer of the breach events that escalates each one to a webhook: consumer.py in Java 17, with kafka-clients 4.1.
  *
  * <p>For each event, in this order: POST it, record its EventId, commit its offset. A crash between POST and record
  * repeats the call, so the escalation is at least once; each call carries the EventId as {@code Idempotency-Key}, and a
@@ -44,6 +45,8 @@ public final class Consumer implements ConsumerRebalanceListener {
     private static final Duration POLL = Duration.ofSeconds(1);
     /** Bounds one call of the webhook. */
     private static final Duration CALL = Duration.ofSeconds(10);
+    /** Bounds the end while Kafka is down: supervisors kill after 10 s (Docker) or 30 s (Kubernetes). */
+    private static final Duration CLOSE = Duration.ofSeconds(5);
     private static final int FIRST_PAUSE_SECONDS = 1;
     /** Bounds the delay after the webhook is up again; pauses double until then. */
     private static final int LONGEST_PAUSE_SECONDS = 60;
@@ -110,7 +113,7 @@ public final class Consumer implements ConsumerRebalanceListener {
     }
 
     private void run(String topic) throws IOException, InterruptedException {
-        try (kafka) {
+        try {
             kafka.subscribe(List.of(topic), this);
             int pause = FIRST_PAUSE_SECONDS;
             while (!stopping) {
@@ -127,6 +130,8 @@ public final class Consumer implements ConsumerRebalanceListener {
                     pause = record == open.peek() ? Math.min(2 * pause, LONGEST_PAUSE_SECONDS) : FIRST_PAUSE_SECONDS;
                 }
             }
+        } finally {
+            kafka.close(CloseOptions.timeout(CLOSE));
         }
     }
 
@@ -200,9 +205,8 @@ public final class Consumer implements ConsumerRebalanceListener {
     }
 
     private void commit(ConsumerRecord<byte[], byte[]> record) {
-        TopicPartition partition = new TopicPartition(record.topic(), record.partition());
         try {
-            kafka.commitSync(Map.of(partition, new OffsetAndMetadata(record.offset() + 1)));
+            kafka.commitSync(Map.of(partitionOf(record), new OffsetAndMetadata(record.offset() + 1)));
         } catch (KafkaException fault) {
             // A rebalance, or a broker that is down. The next commit repairs it; until then the record suffices.
             log("offset not committed: " + fault.getClass().getSimpleName());
@@ -232,7 +236,14 @@ public final class Consumer implements ConsumerRebalanceListener {
     @Override
     public void onPartitionsRevoked(Collection<TopicPartition> partitions) {
         // The next owner begins with the first of them, whose offset is not committed.
-        open.removeIf(record -> partitions.contains(new TopicPartition(record.topic(), record.partition())));
+        if (!open.isEmpty() && partitions.contains(partitionOf(open.peek()))) {
+            log("the event in work is left to the next owner of its partition");
+        }
+        open.removeIf(record -> partitions.contains(partitionOf(record)));
+    }
+
+    private static TopicPartition partitionOf(ConsumerRecord<byte[], byte[]> record) {
+        return new TopicPartition(record.topic(), record.partition());
     }
 
     private static String variable(String name, String otherwise) {

@@ -27,6 +27,7 @@ import re
 import signal
 import sqlite3
 import sys
+import threading
 import time
 from typing import Any
 
@@ -37,6 +38,8 @@ from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 POLL_SECONDS = 1.0
 # Bound one call: connecting, and each wait for a part of the response.
 WEBHOOK_SECONDS = (5.0, 10.0)
+# Bounds the end while Kafka is down: supervisors kill after 10 s (Docker) or 30 s (Kubernetes).
+CLOSE_SECONDS = 5.0
 # Pauses between attempts double from the first to the longest, which bounds the delay after the webhook is up again.
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 60.0
 # Age at which an EventId is deleted. It must exceed the topic's retention (Kafka's default: 7 days): an older event
@@ -71,6 +74,8 @@ def kafka_config() -> dict[str, Any]:
         "enable.auto.commit": True,
         # A group without an offset begins with the oldest event: skipping events would lose escalations.
         "auto.offset.reset": "earliest",
+        # Otherwise the client connects 20 times a second while all brokers are down, with a line in the log for each.
+        "metadata.recovery.strategy": "none",
         # A rebalance takes a partition away only if it moves, so it seldom interrupts an event in work.
         "partition.assignment.strategy": "cooperative-sticky",
     }
@@ -138,7 +143,10 @@ class Escalation:
                         self._consumer.store_offsets(message=message)
                     self._in_work = None
         finally:
-            self._consumer.close()
+            # Commits the stored offsets and leaves the group. Without a broker it would wait for the session's end.
+            closing = threading.Thread(target=self._consumer.close, daemon=True)
+            closing.start()
+            closing.join(CLOSE_SECONDS)
 
     def _polled(self, seconds: float) -> Message | None:
         message = self._consumer.poll(seconds)
@@ -211,6 +219,7 @@ class Escalation:
         # The next owner begins with the event in work, whose offset is not stored.
         if self._in_work in {(partition.topic, partition.partition) for partition in partitions}:
             self._in_work = None
+            log.info("the event in work is left to the next owner of its partition")
 
 
 def main() -> None:

@@ -7,6 +7,8 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import psutil
+
 from sla_pipeline_tests.waiting import wait_until
 
 _PROXY = re.compile("(http|https|all|no)_proxy", re.IGNORECASE)
@@ -37,6 +39,16 @@ class ConsumerProcess:
         """Send SIGKILL."""
         self._process.kill()
         self._process.wait(timeout=30)
+
+    def pause(self) -> None:
+        """Send SIGSTOP, and wait until the process has stopped."""
+        self._process.send_signal(signal.SIGSTOP)
+        process = psutil.Process(self._process.pid)
+        wait_until(lambda: process.status() == psutil.STATUS_STOPPED, what="the consumer to stop")
+
+    def resume(self) -> None:
+        """Send SIGCONT."""
+        self._process.send_signal(signal.SIGCONT)
 
     def end(self, number: signal.Signals = signal.SIGTERM, *, seconds: float = 20.0) -> int:
         """Send a signal that requests the end; return the exit code."""

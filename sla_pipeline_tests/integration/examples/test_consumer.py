@@ -22,6 +22,8 @@ from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartit
 from sla_pipeline.event import event_id
 from sla_pipeline.kafka.events import read_events
 from sla_pipeline.kafka.settings import KafkaSettings
+from sla_pipeline.kafka.topics import create_topics
+from sla_pipeline_tests.conftest import BrokerFactory
 from sla_pipeline_tests.integration.conftest import Cycle
 from sla_pipeline_tests.integration.examples.conftest import SAME_MEMBER, SHORT_SESSION, EventOrder, StartConsumer
 from sla_pipeline_tests.integration.examples.consumer_process import ConsumerProcess
@@ -340,8 +342,8 @@ def test_partitions_move_while_an_event_waits(
         consumers[-1].wait_until_printed("next attempt in 1 s")
     assert len({call.event_id for call in webhook.calls}) == 3
     webhook.status_of = lambda _: 200
-    # two leave, and the partitions that were paused while they moved go on
-    wait_until(lambda: len(webhook.accepted) > 0, what="the first escalation", seconds=60)
+    # two leave, and the partitions that were paused while they moved go on at the first, which does not wait any more
+    consumers[0].wait_until_printed("escalated event")
     for consumer in consumers[1:]:
         assert consumer.end() == 0
     wait_until(lambda: len(webhook.accepted) >= 30, what="all escalations", seconds=60)
@@ -350,6 +352,50 @@ def test_partitions_move_while_an_event_waits(
     wait_until(lambda: len(webhook.accepted) >= 60, what="the escalations of the second cycle", seconds=60)
     assert consumers[0].end() == 0
     assert_in_order([call.event_id for call in webhook.accepted], order())
+
+
+def test_a_consumer_that_lost_its_partitions_leaves_its_event_to_the_next_owner(
+    start: StartConsumer, webhook: Webhook, kafka_settings: KafkaSettings
+) -> None:
+    send(kafka_settings, event())
+    webhook.status_of = lambda _: 503
+    first = start(webhook.url, client=SHORT_SESSION)
+    first.wait_until_printed("next attempt in 2 s")
+    first.pause()
+    second = start(webhook.url, client=SHORT_SESSION)
+    second.wait_until_printed("next attempt in 1 s")
+    first.resume()
+    first.wait_until_printed("the event in work is left to the next owner")
+    webhook.status_of = lambda _: 200
+    wait_until(lambda: len(webhook.accepted) > 0, what="the escalation", seconds=60)
+    assert (first.end(), second.end()) == (0, 0)
+    assert len(webhook.accepted) == 1
+
+
+def test_kafka_may_be_down_in_between_and_at_the_end(
+    own_broker: BrokerFactory, start: StartConsumer, webhook: Webhook
+) -> None:
+    broker = own_broker()
+    settings = KafkaSettings(broker.bootstrap_servers)
+    create_topics(settings)
+    consumer = start(
+        webhook.url, SLA_KAFKA_BOOTSTRAP_SERVERS=settings.bootstrap_servers, SLA_KAFKA_TOPIC=settings.topic
+    )
+    send(settings, event())
+    wait_until(lambda: len(webhook.calls) == 1, what="the first event", seconds=60)
+    broker.stop()
+    broker.start()
+    send(settings, event())
+    wait_until(lambda: len(webhook.calls) == 2, what="the second event", seconds=60)
+    line_count, begin = consumer.output().count("\n"), time.monotonic()
+    broker.kill()
+    # long enough to see a client that connects without pauses
+    wait_until(lambda: time.monotonic() - begin > 3, what="3 s")
+    begin = time.monotonic()
+    assert consumer.end() == 0
+    assert time.monotonic() - begin < 9
+    assert consumer.output().count("\n") - line_count < 25
+    assert len(webhook.calls) == 2
 
 
 @pytest.mark.parametrize(
