@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import pytest
@@ -32,7 +33,9 @@ EventOrder = Callable[[], list[list[str]]]
 class StartConsumer(Protocol):
     """Factory of started consumers in one group; they end with the test."""
 
-    def __call__(self, webhook_url: str, *, client: Mapping[str, str] = ..., **variables: str) -> ConsumerProcess: ...
+    def __call__(
+        self, webhook_url: str, *, client: Mapping[str, str] = ..., variables: Mapping[str, str] = ...
+    ) -> ConsumerProcess: ...
 
 
 @pytest.fixture
@@ -60,7 +63,12 @@ def start(kafka_settings: KafkaSettings, command: list[str], tmp_path: Path, sto
     numbers = itertools.count(1)
     with contextlib.ExitStack() as stack:
 
-        def start_consumer(webhook_url: str, *, client: Mapping[str, str] = SAME_MEMBER, **variables: str) -> Any:
+        def start_consumer(
+            webhook_url: str,
+            *,
+            client: Mapping[str, str] = SAME_MEMBER,
+            variables: Mapping[str, str] = MappingProxyType({}),
+        ) -> Any:
             number = next(numbers)
             properties = tmp_path / f"client-{number}.properties"
             properties.write_text("".join(f"{name}={value}\n" for name, value in client.items()))

@@ -26,7 +26,7 @@ class ConsumerProcess:
         self._output = output
         with output.open("wb") as file:
             self._process = subprocess.Popen(
-                command, env=inherited | variables, cwd=output.parent, stdout=file, stderr=subprocess.STDOUT
+                command, env={**inherited, **variables}, cwd=output.parent, stdout=file, stderr=subprocess.STDOUT
             )
 
     def __enter__(self) -> "ConsumerProcess":

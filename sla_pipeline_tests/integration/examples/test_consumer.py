@@ -379,7 +379,8 @@ def test_kafka_may_be_down_in_between_and_at_the_end(
     settings = KafkaSettings(broker.bootstrap_servers)
     create_topics(settings)
     consumer = start(
-        webhook.url, SLA_KAFKA_BOOTSTRAP_SERVERS=settings.bootstrap_servers, SLA_KAFKA_TOPIC=settings.topic
+        webhook.url,
+        variables={"SLA_KAFKA_BOOTSTRAP_SERVERS": settings.bootstrap_servers, "SLA_KAFKA_TOPIC": settings.topic},
     )
     send(settings, event())
     wait_until(lambda: len(webhook.calls) == 1, what="the first event", seconds=60)
@@ -413,7 +414,7 @@ def test_kafka_may_be_down_in_between_and_at_the_end(
 def test_a_wrong_setting_ends_it_with_the_variable(
     variables: dict[str, str], message: str, start: StartConsumer, webhook: Webhook
 ) -> None:
-    consumer = start(webhook.url, **variables)
+    consumer = start(webhook.url, variables=variables)
     assert consumer.exit_code() == 1
     assert message in consumer.output()
     assert "Traceback" not in consumer.output()
