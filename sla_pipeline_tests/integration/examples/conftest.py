@@ -51,9 +51,12 @@ def store(tmp_path: Path) -> Path:
     return tmp_path / "store"
 
 
-@pytest.fixture
-def command() -> list[str]:
-    """Command that starts the consumer; the tests of another language override it."""
+@pytest.fixture(params=["python", "java"])
+def command(request: pytest.FixtureRequest) -> list[str]:
+    """Command that starts the consumer, in each language."""
+    if request.param == "java":
+        in_java: list[str] = request.getfixturevalue("java_command")
+        return in_java
     return [sys.executable, str(EXAMPLES / "consumer.py")]
 
 
