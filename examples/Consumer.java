@@ -45,8 +45,8 @@ public final class Consumer implements ConsumerRebalanceListener {
     private static final Duration POLL = Duration.ofSeconds(1);
     /** Bounds one call of the webhook. */
     private static final Duration CALL = Duration.ofSeconds(10);
-    /** Bounds the end while Kafka is down: supervisors kill after 10 s (Docker) or 30 s (Kubernetes). */
-    private static final Duration CLOSE = Duration.ofSeconds(5);
+    /** Bounds a commit and the close while Kafka is down: Docker kills 10 s after SIGTERM, Kubernetes after 30 s. */
+    private static final Duration KAFKA_ANSWER = Duration.ofSeconds(3);
     private static final int FIRST_PAUSE_SECONDS = 1;
     /** Bounds the delay after the webhook is up again; pauses double until then. */
     private static final int LONGEST_PAUSE_SECONDS = 60;
@@ -131,7 +131,7 @@ public final class Consumer implements ConsumerRebalanceListener {
                 }
             }
         } finally {
-            kafka.close(CloseOptions.timeout(CLOSE));
+            kafka.close(CloseOptions.timeout(KAFKA_ANSWER));
         }
     }
 
@@ -206,7 +206,7 @@ public final class Consumer implements ConsumerRebalanceListener {
 
     private void commit(ConsumerRecord<byte[], byte[]> record) {
         try {
-            kafka.commitSync(Map.of(partitionOf(record), new OffsetAndMetadata(record.offset() + 1)));
+            kafka.commitSync(Map.of(partitionOf(record), new OffsetAndMetadata(record.offset() + 1)), KAFKA_ANSWER);
         } catch (KafkaException fault) {
             // A rebalance, or a broker that is down. The next commit repairs it; until then the record suffices.
             log("offset not committed: " + fault.getClass().getSimpleName());
