@@ -16,7 +16,7 @@ PARALLEL = -n 3 --dist worksteal
 option = $(if $($(1)),$(2) $($(1)))
 
 .DEFAULT_GOAL = help
-.PHONY: help demo test check bench chaos replay lock lock-kafka install clean
+.PHONY: help demo test check bench chaos replay alerts-test lock lock-kafka install clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1: /p' Makefile
@@ -43,6 +43,9 @@ chaos: install ## kill and pause everything while tickets are marked, then compa
 
 replay: install ## replay the whole incident log; `make test` replays a part of it
 	@SLA_REPLAY_FULL=1 $(PYTEST) sla_pipeline_tests/integration/demo/test_replay.py
+
+alerts-test: install ## test the Prometheus alert rules; needs promtool
+	@$(PYTEST) sla_pipeline_tests/integration/alerting/test_prometheus_rules.py
 
 lock: ## for maintainers: compile requirements.lock, all platforms, with hashes; LOCK_OPTIONS=--upgrade moves pins; needs uv
 	$(UV) pip compile --universal --generate-hashes --no-header --no-emit-index-url --extra demo --extra test \

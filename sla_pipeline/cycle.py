@@ -262,8 +262,9 @@ class CycleTotals:
 
     @classmethod
     def from_row(cls, row: Mapping[str, object]) -> Self:
-        """Return the totals of a journal row, as far as it has columns for them."""
-        return cls(**{name: row[name] for name in _NUMBERS if name in cls.__dataclass_fields__})  # type: ignore[arg-type]
+        """Return the totals of a journal row, as far as it has columns for them: errors are a number, without texts."""
+        numbers = {name: row[name] for name in _NUMBERS if name in cls.__dataclass_fields__}
+        return cls(**numbers, error_list=ErrorList(count=row["error_count"]))  # type: ignore[arg-type]
 
     def as_metadata(self) -> dict[str, int | float]:
         """Return the numbers that are known, for the materialization: the UI plots them."""

@@ -113,7 +113,10 @@ NOT_RUNNING = Rule(
     unit="s",
     runbook=_NOT_RUNNING,
     condition=conditions.not_running,
-    expression="time() - support_ticket_sla_last_success_timestamp_seconds > {threshold}",
+    expression=(
+        "time() - (support_ticket_sla_last_success_timestamp_seconds or support_ticket_sla_created_timestamp_seconds) "
+        "> {threshold}"
+    ),
     covers=frozenset(
         {
             "TicketSlaBacklog",

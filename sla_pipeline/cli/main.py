@@ -9,9 +9,11 @@ from sla_pipeline.cli.cycle import cycle, preview
 from sla_pipeline.cli.demo import demo, replay
 from sla_pipeline.cli.events import tail, verify
 from sla_pipeline.cli.exit_codes import EPILOG, exit_code
+from sla_pipeline.cli.metrics import metrics
 from sla_pipeline.cli.migrate import migrate
 from sla_pipeline.cli.output import err
 from sla_pipeline.cli.recover import recover
+from sla_pipeline.cli.status import status
 from sla_pipeline.errors import SlaPipelineError
 
 __all__ = ["app", "main"]
@@ -25,7 +27,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 # in the order of the help
-for command in (migrate, cycle, preview, tail, verify, recover, replay, demo):
+for command in (migrate, cycle, status, metrics, preview, tail, verify, recover, replay, demo):
     app.command(epilog=EPILOG)(command)
 
 

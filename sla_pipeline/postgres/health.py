@@ -1,22 +1,25 @@
 """Reading of ``Health``: a few indexed statements on our own tables, never on tickets."""
 
+import threading
+
 import psycopg
 from psycopg.rows import args_row, dict_row
 
-from sla_pipeline.errors import PostgresSetupError
+from sla_pipeline.errors import PostgresSetupError, PostgresUnavailable
 from sla_pipeline.health import WINDOW, Counters, Health
 from sla_pipeline.postgres.journal import finished_cycle
 from sla_pipeline.postgres.schema import check_revision
+from sla_pipeline.postgres.session import PostgresSettings
 
-__all__ = ["read_health"]
+__all__ = ["read_health", "read_health_within"]
 
 # Bounds what one reading returns: an hour of cycles is 60, more where several runners work.
 _CYCLE_LIMIT = 500
 
-# Index: ticket_sla_cycles_started.
+# Index: ticket_sla_cycles_started; a condition on clock_timestamp(), which is volatile, cannot use it.
 _CYCLES = """
 select * from support.ticket_sla_cycles
-where started_at > clock_timestamp() - %(window)s and tenant_id is null and state <> 'running'
+where started_at > now() - %(window)s and tenant_id is null and state <> 'running'
 order by started_at desc, id desc limit %(limit)s
 """
 # Index: the primary key, backward. It passes the cycles since the last success, 1,440 a day.
@@ -66,3 +69,32 @@ def read_health(connection: psycopg.Connection) -> Health:
         last_success_at=success[0] if success else None,
         counters=counters,
     )
+
+
+def read_health_within(settings: PostgresSettings, seconds: float) -> Health:
+    """Read the facts over a session of its own, in a bounded time: the bounds of a session add up to more.
+
+    Raises ``PostgresUnavailable``, also when there is no answer within ``seconds``, and ``PostgresSetupError``.
+    """
+    results: list[Health | BaseException] = []
+
+    def read() -> None:
+        try:
+            with settings.session(purpose="health") as connection:
+                results.append(read_health(connection))
+        except BaseException as error:  # noqa: BLE001  raised by the caller's thread
+            results.append(error)
+
+    # a daemon thread: a connect that hangs does not keep the process alive
+    thread = threading.Thread(target=read, name="health", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if not results:
+        raise PostgresUnavailable(
+            f"{settings.place} did not answer within {seconds:g} s; check the server, the network and "
+            f"{settings.variable}"
+        )
+    (result,) = results
+    if isinstance(result, Health):
+        return result
+    raise result

@@ -53,8 +53,9 @@ with swept as (
 select id, run_id from swept order by id
 """
 
-# Index: ticket_sla_cycles_started; no run lasts an hour. The lock is held for this statement's transaction only, and
-# shared, so that two concurrent checks do not mistake each other for the cycle.
+# Index: ticket_sla_cycles_started; a condition on clock_timestamp(), which is volatile, could not use it. No run lasts
+# an hour. The lock is held for this statement's transaction only, and shared, so that two concurrent checks do not
+# mistake each other for the cycle.
 _IS_ALIVE = """
 select case state
     when 'running' then not pg_try_advisory_xact_lock_shared(%(liveness_class)s, id::bit(32)::integer)
@@ -62,7 +63,7 @@ select case state
     else finished_at > clock_timestamp() - make_interval(secs => %(ending_seconds)s)
 end
 from support.ticket_sla_cycles
-where run_id = %(run_id)s and started_at > clock_timestamp() - interval '1 hour'
+where run_id = %(run_id)s and started_at > now() - interval '1 hour'
 order by id desc limit 1
 """
 # Bounds the time between the end of a row and the end of its run, which only reports it to Dagster: milliseconds.

@@ -11,7 +11,7 @@ from typing import Any
 
 import dagster as dg
 import pytest
-import yaml  # type: ignore[import-untyped]  # Dagster brings it, without types
+import yaml
 
 from sla_pipeline.defs.sla_monitor import schedules
 from sla_pipeline_tests.integration.dagster.conftest import CHECK, REPOSITORY

@@ -1,0 +1,1 @@
+"""Prometheus metrics, read from durable state at each scrape (SPEC 9.2)."""
