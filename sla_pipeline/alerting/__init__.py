@@ -1,5 +1,4 @@
-"""Alerts for on-call: rules over the monitor's durable state, transitions, delivery.
+"""Alerts for on-call: rules over the monitor's durable state, status, and the Prometheus rule file.
 
-The rules are pure. What Dagster schedules of this is in ``defs/alerting/``; metrics that do not depend on Dagster are
-in ``metrics/``.
+The rules are pure. Metrics are in ``metrics/``; what Dagster shows of a rule is a check in ``defs/``.
 """

@@ -5,12 +5,9 @@ from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from typing import NamedTuple, TypeVar
 
-from sla_pipeline.health import DETECTION_SLO_SECONDS, WINDOW, Health
+from sla_pipeline.health import Health
 
 __all__ = [
-    "DETECTION_SLO_SECONDS",
-    "ERROR_GAP",
-    "WINDOW",
     "Condition",
     "backlog",
     "cycle_slow",
@@ -22,10 +19,10 @@ __all__ = [
     "tickets_set_aside",
 ]
 
-ERROR_GAP = timedelta(minutes=3)
-"""Longest pause between two errors of one trouble: every second cycle may succeed meanwhile."""
-
 _T = TypeVar("_T")
+
+# Longest pause between two errors of one trouble: every second cycle may succeed meanwhile.
+_ERROR_GAP = timedelta(minutes=3)
 
 # Bounds a cause in a message; our errors with fault, value and remedy are shorter.
 _CAUSE_LENGTH = 400
@@ -35,7 +32,7 @@ _LATE_SHARE = 0.01
 
 
 class Condition(NamedTuple):
-    """A condition that holds. ``since`` is the begin of the trouble, ``holds_since`` the time the limit was passed."""
+    """A condition that holds: since when there is trouble (``since``), and since when it is beyond the limit."""
 
     since: datetime
     holds_since: datetime
@@ -86,12 +83,12 @@ def cycle_slow(health: Health, threshold: float) -> Condition | None:
 
 
 def errors(health: Health, threshold: float) -> Condition | None:
-    """Errors go on: each came within ``ERROR_GAP`` of the one before, and the last within it of now."""
+    """Errors go on: each came within ``_ERROR_GAP`` of the one before, and the last within it of now."""
     failed = [cycle for cycle in health.cycles if cycle.totals.error_count > threshold]
-    if not failed or health.read_at - failed[-1].finished_at > ERROR_GAP:
+    if not failed or health.read_at - failed[-1].finished_at > _ERROR_GAP:
         return None
     first = len(failed) - 1
-    while first and failed[first].finished_at - failed[first - 1].finished_at <= ERROR_GAP:
+    while first and failed[first].finished_at - failed[first - 1].finished_at <= _ERROR_GAP:
         first -= 1
     streak = failed[first:]
     since, count = streak[0].finished_at, sum(cycle.totals.error_count for cycle in streak)

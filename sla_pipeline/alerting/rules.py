@@ -1,7 +1,7 @@
 """The alert rules, the one place of each: name, severity, threshold, period, sentence and runbook (SPEC 9.5).
 
-The sensor, the status command, the check ``backlog_size`` and the exporter evaluate ``condition`` on durable state. The
-Prometheus rule file is made from ``expression``; a test holds it equal.
+The status command, the check ``backlog_size`` and the exporter evaluate ``condition`` on durable state. The Prometheus
+rule file is made from ``expression``; a test holds it equal.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 
 from sla_pipeline.alerting import conditions
-from sla_pipeline.health import Health
+from sla_pipeline.health import DETECTION_SLO_SECONDS, Health
 
 __all__ = ["RULES", "Condition", "Evaluation", "Rule", "RuleState", "Severity", "evaluate"]
 
@@ -20,8 +20,8 @@ _RUNBOOKS = "docs/runbooks"
 _BACKLOG = f"{_RUNBOOKS}/ticket-sla-backlog.md"
 _NOT_RUNNING = f"{_RUNBOOKS}/ticket-sla-not-running.md"
 _NOT_PUBLISHING = f"{_RUNBOOKS}/ticket-sla-not-publishing.md"
-# Two scrapes, or two evaluations of the sensor: one odd reading calls nobody.
-_SHORT = 30.0
+# Two scrapes: one odd reading calls nobody.
+_PERIOD_SECONDS = 30.0
 
 
 class Severity(StrEnum):
@@ -48,18 +48,13 @@ class Rule:
     summary: str
     """Sentence for people; ``{threshold}`` stands for the threshold."""
     threshold: float
-    unit: str
-    for_seconds: float = _SHORT
+    for_seconds: float = _PERIOD_SECONDS
     runbook: str
     """Path in the repository, with the section's anchor."""
     condition: Callable[[Health, float], Condition | None] | None
     """Return the condition if it holds for a threshold; None for a rule of Prometheus alone."""
     expression: str
     """PromQL; ``{threshold}`` stands for the threshold."""
-    covers: frozenset[str] = frozenset()
-    """Rules whose conditions follow from this one: while it fires, they send no message of their own."""
-    window_seconds: float = 0.0
-    """Length of the past that the condition looks at: it holds for so long after its cause has ended."""
 
     def sentence(self) -> str:
         """Return ``summary`` with the threshold."""
@@ -88,43 +83,29 @@ PUBLISHING_STOPPED = Rule(
     severity=Severity.CRITICAL,
     summary="Postgres and Kafka contradict each other: nothing is published until they are repaired.",
     threshold=0,
-    unit="cycles",
     runbook=f"{_NOT_PUBLISHING}#postgres-and-kafka-contradict-each-other",
     condition=conditions.publishing_stopped,
     expression="support_ticket_sla_publishing_stopped > {threshold}",
-    covers=frozenset({"TicketSlaNotRunning", "TicketSlaPublishingBehind", "TicketSlaErrors"}),
 )
 PUBLISHING_BEHIND = Rule(
     name="TicketSlaPublishingBehind",
     severity=Severity.CRITICAL,
     summary="A breach has been marked for more than {threshold} s and its event is not published.",
     threshold=120,
-    unit="s",
     runbook=_NOT_PUBLISHING,
     condition=conditions.publishing_behind,
     expression="support_ticket_sla_unpublished_age_seconds > {threshold}",
-    covers=frozenset({"TicketSlaNotRunning", "TicketSlaErrors"}),
 )
 NOT_RUNNING = Rule(
     name="TicketSlaNotRunning",
     severity=Severity.CRITICAL,
     summary="No cycle has succeeded for more than {threshold} s: breaches may be missed.",
     threshold=300,
-    unit="s",
     runbook=_NOT_RUNNING,
     condition=conditions.not_running,
     expression=(
         "time() - (support_ticket_sla_last_success_timestamp_seconds or support_ticket_sla_created_timestamp_seconds) "
         "> {threshold}"
-    ),
-    covers=frozenset(
-        {
-            "TicketSlaBacklog",
-            "TicketSlaPublishingBehind",
-            "TicketSlaErrors",
-            "TicketSlaCycleSlow",
-            "TicketSlaDetectionLate",
-        }
     ),
 )
 BACKLOG = Rule(
@@ -132,43 +113,36 @@ BACKLOG = Rule(
     severity=Severity.CRITICAL,
     summary="More than {threshold} tickets have been overdue and not marked for more than ten minutes.",
     threshold=100,
-    unit="tickets",
     for_seconds=600,
     runbook=_BACKLOG,
     condition=conditions.backlog,
     expression="support_ticket_sla_backlog > {threshold}",
-    covers=frozenset({"TicketSlaDetectionLate", "TicketSlaCycleSlow", "TicketSlaErrors"}),
 )
 TICKETS_SET_ASIDE = Rule(
     name="TicketSlaTicketsSetAside",
     severity=Severity.CRITICAL,
     summary="Overdue tickets cannot be marked, and nobody is called for them.",
     threshold=0,
-    unit="tickets",
     runbook=f"{_BACKLOG}#tickets-are-set-aside",
     condition=conditions.tickets_set_aside,
     expression="support_ticket_sla_set_aside_tickets > {threshold}",
-    covers=frozenset({"TicketSlaErrors"}),
 )
 ERRORS = Rule(
     name="TicketSlaErrors",
     severity=Severity.WARNING,
     summary="Cycles have had errors for five minutes.",
     threshold=0,
-    unit="errors",
     for_seconds=300,
     runbook=f"{_NOT_RUNNING}#cycles-have-errors",
     condition=conditions.errors,
     # three minutes: one error alone does not hold for five, errors of every second cycle do
     expression="increase(support_ticket_sla_errors_total[3m]) > {threshold}",
-    window_seconds=conditions.ERROR_GAP.total_seconds(),
 )
 CYCLE_SLOW = Rule(
     name="TicketSlaCycleSlow",
     severity=Severity.WARNING,
     summary="A cycle took longer than {threshold} ms.",
     threshold=30_000,
-    unit="ms",
     runbook=f"{_BACKLOG}#cycles-are-slow",
     condition=conditions.cycle_slow,
     expression="support_ticket_sla_cycle_duration_ms > {threshold}",
@@ -177,22 +151,19 @@ DETECTION_LATE = Rule(
     name="TicketSlaDetectionLate",
     severity=Severity.WARNING,
     summary="The p99 of the detection delay in the last hour is above {threshold} s.",
-    threshold=conditions.DETECTION_SLO_SECONDS,
-    unit="s",
+    threshold=DETECTION_SLO_SECONDS,
     runbook=f"{_BACKLOG}#detection-is-late",
     condition=conditions.detection_late,
     expression=(
         "histogram_quantile(0.99, sum by (le) (increase(support_ticket_sla_detection_delay_seconds_bucket[1h]))) > "
         "{threshold}"
     ),
-    window_seconds=conditions.WINDOW.total_seconds(),
 )
 EXPORTER_DOWN = Rule(
     name="TicketSlaExporterDown",
     severity=Severity.CRITICAL,
     summary="The exporter does not answer, or cannot read the database: Prometheus is blind.",
     threshold=1,
-    unit="",
     for_seconds=120,
     runbook=f"{_NOT_RUNNING}#the-exporter-is-down",
     condition=None,
@@ -210,7 +181,7 @@ RULES = (
     DETECTION_LATE,
     EXPORTER_DOWN,
 )
-"""All rules. Of two that begin at once, the first covers the other."""
+"""All rules, causes before their consequences."""
 
 
 def evaluate(rules: Sequence[Rule], health: Health) -> list[Evaluation]:

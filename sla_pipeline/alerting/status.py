@@ -84,7 +84,7 @@ class Status:
 def status_of(health: Health, evaluations: Sequence[Evaluation]) -> Status:
     """Return the status of one reading and its evaluations."""
     troubles = [found for found in evaluations if found.state is not RuleState.OK]
-    # stable: within a state the order of the rules, of which the first covers the others
+    # stable: within a state the order of the rules, causes before their consequences
     troubles.sort(key=lambda found: found.state is not RuleState.FIRING)
     return Status(health=health, troubles=troubles)
 
