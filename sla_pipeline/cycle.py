@@ -316,3 +316,5 @@ class Claim:
     start_seconds: float
     totals: CycleTotals = field(default_factory=CycleTotals)
     batches: tuple[tuple[str, ...], ...] = ()
+    sends_heartbeat: bool = False
+    """The cycle's end is reported to the heartbeat's service: it covers all tenants, at today's time."""

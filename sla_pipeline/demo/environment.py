@@ -18,6 +18,7 @@ from psycopg import pq
 from sla_pipeline.embedded.jars import CACHE_VARIABLE, REPOSITORY_VARIABLE
 from sla_pipeline.kafka.settings import BOOTSTRAP_SERVERS_VARIABLE, CLIENT_CONFIG_VARIABLE, TOPIC_VARIABLE
 from sla_pipeline.postgres.settings import OWNER_URL, POSTGRES_URL, SINGLE_RUNNER
+from sla_pipeline.telemetry.heartbeat import HEARTBEAT_URL
 
 __all__ = ["Addresses", "isolated_environment", "second_shell_file"]
 
@@ -29,7 +30,7 @@ _INHERITED = frozenset({CACHE_VARIABLE, REPOSITORY_VARIABLE})
 _NO_PROXY = ("no_proxy", "NO_PROXY")
 _LOCAL = "127.0.0.1,localhost"
 # settings that the demo leaves at their defaults; a shell may have set them for another deployment
-_UNSET = (TOPIC_VARIABLE, CLIENT_CONFIG_VARIABLE, SINGLE_RUNNER)
+_UNSET = (TOPIC_VARIABLE, CLIENT_CONFIG_VARIABLE, SINGLE_RUNNER, HEARTBEAT_URL)
 
 
 @dataclass(frozen=True, slots=True, repr=False)

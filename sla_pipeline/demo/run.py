@@ -52,6 +52,7 @@ _SCHEDULE_TAG = "dagster/schedule_name"
 _USUAL_WEB_PORT = 3000
 # Dagster's imports take long on a busy machine
 _DAGSTER_START_SECONDS = 300.0
+_METRICS_START_SECONDS = 60.0
 # timeout per scheduled cycle: twice the schedule's minute, and a slow start
 _SECONDS_PER_CYCLE = 150.0
 _POLL_SECONDS = 0.5
@@ -82,6 +83,7 @@ def run_demo(state: Path, *, cycles: int | None, print_line: PrintLine) -> Audit
                 children, instance, first_run = _start_dagster(
                     state, dagster_yaml, addresses, clients_stack, print_line
                 )
+                children.append(_start_metrics(state, clients_stack, print_line))
                 clients_stack.enter_context(second_shell_file(state / _ENV_FILE, addresses))
             print_line(f"to run commands against it, in another shell: . {shlex.quote(str(state / _ENV_FILE))}")
             traffic = clients_stack.enter_context(_traffic(addresses.owner_url))
@@ -195,6 +197,15 @@ def _start_dagster(
     client = DagsterGraphQLClient("127.0.0.1", port_number=web_port)
     first_run = client.submit_job_execution(_JOB, repository_location_name=_LOCATION)
     return [code, web, daemon], instance, first_run
+
+
+def _start_metrics(state: Path, stack: ExitStack, print_line: PrintLine) -> Service:
+    (port,) = free_ports(1)
+    command = ["-c", "from sla_pipeline.entry import main; main()", "metrics", "--port", str(port)]
+    exporter = stack.enter_context(Service("the exporter", [sys.executable, *command], state / "metrics.log"))
+    exporter.wait_until(lambda: listens(port), _METRICS_START_SECONDS)
+    print_line(f"metrics for Prometheus: http://127.0.0.1:{port}/metrics")
+    return exporter
 
 
 def _fail_abandoned_runs(instance: dg.DagsterInstance) -> None:

@@ -29,6 +29,7 @@ from sla_pipeline.postgres.clock import check_clock
 from sla_pipeline.postgres.database import Database, check_writable
 from sla_pipeline.postgres.single_runner import take_single_runner_lock
 from sla_pipeline.quoting import quoted
+from sla_pipeline.telemetry.heartbeat import send_heartbeat
 
 __all__ = ["claim_overdue", "close_cycle", "mark_breached", "publish_breaches"]
 
@@ -55,7 +56,8 @@ def claim_overdue(
     log.info(
         "cycle started", extra={"jobRunId": run_id, "nowUtc": now_utc.isoformat(), "tenantId": cycle_input.tenant_id}
     )
-    with database.session() as connection:
+    sends_heartbeat = clock.is_wall_clock and cycle_input.tenant_id is None
+    with _failure_reported(sends_heartbeat), database.session() as connection:
         schema.check_revision(connection)
         check_writable(connection)
         schema.check_tickets(connection)
@@ -69,7 +71,14 @@ def claim_overdue(
                 log.info("cycle skipped", extra={"jobRunId": run_id, "reason": str(locked)})
                 raise
         indexes.warn_of_missing(connection)
-    claim = Claim(run_id, now_utc, cycle_input, start_seconds, CycleTotals(run_id=run_id, now_utc=now_utc))
+    claim = Claim(
+        run_id,
+        now_utc,
+        cycle_input,
+        start_seconds,
+        CycleTotals(run_id=run_id, now_utc=now_utc),
+        sends_heartbeat=sends_heartbeat,
+    )
     totals = claim.totals
     totals.cycle_id = _open_journal_row(database, claim)
     ids: list[str] = []
@@ -174,6 +183,8 @@ def close_cycle(database: Database, clock: Clock, claim: Claim) -> CycleTotals:
             "errors": totals.error_count,
         },
     )
+    if claim.sends_heartbeat:
+        send_heartbeat(success=not totals.errors)
     return totals
 
 
@@ -198,6 +209,21 @@ def _early_end_journaled(database: Database, claim: Claim) -> Iterator[None]:
             claim.totals.duration_ms = _elapsed_ms(claim.start_seconds)
             with contextlib.suppress(SlaPipelineError), database.session() as connection:
                 journal.finish(connection, claim.totals.cycle_id, state, claim.totals)
+        if claim.sends_heartbeat and isinstance(error, Exception):
+            send_heartbeat(success=False)
+        raise
+
+
+@contextlib.contextmanager
+def _failure_reported(sends_heartbeat: bool) -> Iterator[None]:
+    """Report a cycle that ends at its preconditions as failed; one that another runner keeps out is none."""
+    try:
+        yield
+    except CycleLocked:
+        raise
+    except Exception:
+        if sends_heartbeat:
+            send_heartbeat(success=False)
         raise
 
 
