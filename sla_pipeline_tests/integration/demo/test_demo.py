@@ -1,10 +1,12 @@
 """The demo, started from a shell with conflicting settings, and commands from a second shell."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from queue import Empty, Queue
@@ -100,13 +102,21 @@ def in_second_shell(source: str, command: str) -> str:
 
 
 def test_a_demo_and_a_second_shell_in_spite_of_other_settings(demo: Demo, state: Path) -> None:
+    metrics = demo.wait_for_line("metrics for Prometheus: ").partition("Prometheus: ")[2]
     source = demo.wait_for_line("in another shell: ").partition("in another shell: ")[2]
     first = demo.wait_for_line(" cycle 1 succeeded: ")
     assert ": 223 marked (202 FirstResponse, 21 Resolution) in 1 batches, 223 published, backlog " in first
     assert source == f". '{state}/env'"
     assert (state / "env").stat().st_mode & 0o777 == 0o600
 
+    with urllib.request.urlopen(metrics, timeout=30) as scraped:  # noqa: S310  an address that the demo printed
+        found = re.search(rb'breached_total\{breach_kind="FirstResponse"\} ([0-9.]+)', scraped.read())
+    assert found is not None
+    assert float(found[1]) >= 202
+
     command = f"{sys.executable} -c 'from sla_pipeline.cli import main; main()'"
+    # 222 of the tickets were overdue for long before the demo found them, so an alert may fire
+    assert "last cycle        succeeded" in in_second_shell(source, f"({command} status || test $? = 1)")
     assert "overdue and not marked" in in_second_shell(source, f"{command} preview --oldest 1")
     events = in_second_shell(source, f"{command} tail --beginning --no-follow").splitlines()
     assert len(events) >= 223
