@@ -12,6 +12,7 @@ from sla_pipeline.kafka.relay import Relay
 from sla_pipeline.kafka.settings import KafkaSettings
 from sla_pipeline.monitor.runner import run_cycle
 from sla_pipeline.postgres.database import Database
+from sla_pipeline.postgres.schema import REVISION
 from sla_pipeline.postgres.session import PostgresSettings
 from sla_pipeline.postgres.settings import single_runner_from_environment
 from sla_pipeline_tests.integration.conftest import Cycle
@@ -158,10 +159,10 @@ def test_database_not_migrated(postgres_server_url: str, relay: Relay) -> None:
 @pytest.mark.parametrize(
     ("revision", "message"),
     [
-        ("sla_0000", "is at revision sla_0000, this version needs sla_0004; run `sla-pipeline migrate`"),
+        ("sla_0000", f"is at revision sla_0000, this version needs {REVISION}; run `sla-pipeline migrate`"),
         (
             "sla_9999",
-            "is at revision sla_9999, newer than sla_0004 that this version knows; deploy the newer sla-pipeline",
+            f"is at revision sla_9999, newer than {REVISION} that this version knows; deploy the newer sla-pipeline",
         ),
     ],
 )
