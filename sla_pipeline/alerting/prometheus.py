@@ -2,8 +2,6 @@
 
 import sys
 
-import yaml
-
 from sla_pipeline.alerting.rules import RULES
 
 __all__ = ["rule_file"]
@@ -16,6 +14,8 @@ _HEADER = (
 
 def rule_file() -> str:
     """Return the rules as YAML, in the format of ``rule_files``."""
+    import yaml  # noqa: PLC0415 - only the writer of the file needs it
+
     rules = [
         {
             "alert": rule.name,
