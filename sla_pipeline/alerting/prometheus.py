@@ -2,6 +2,8 @@
 
 import sys
 
+import yaml
+
 from sla_pipeline.alerting.rules import RULES
 
 __all__ = ["rule_file"]
@@ -14,8 +16,6 @@ _HEADER = (
 
 def rule_file() -> str:
     """Return the rules as YAML, in the format of ``rule_files``."""
-    import yaml  # noqa: PLC0415 - only the writer of the file needs it
-
     rules = [
         {
             "alert": rule.name,
