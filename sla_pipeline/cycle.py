@@ -136,12 +136,16 @@ class ErrorList:
 
     count: int = 0
     """Number of all errors, kept or not."""
+    faults: list[SlaPipelineError] = field(default_factory=list)
+    """Faults of steps, in their order: callers and alerts go by a fault's class, people by its text."""
     _step_faults: list[str] = field(default_factory=list)
     _ticket_errors: list[str] = field(default_factory=list)
 
-    def add(self, error: str) -> None:
-        """Add a fault of a step."""
+    def add(self, error: str, fault: SlaPipelineError | None = None) -> None:
+        """Add a fault of a step, with its object where there is one."""
         self._add(self._step_faults, error)
+        if fault is not None and len(self.faults) < ERRORS_KEPT:
+            self.faults.append(fault)
 
     def add_first(self, error: str) -> None:
         """Add the fault that ended the cycle, before all others."""

@@ -38,7 +38,7 @@ def counted(database: Database, errors: ErrorList, *, step: str, run_id: str) ->
     except Exception as error:  # noqa: BLE001 - whatever fails in a step, the cycle goes on to publish, to close and to report it
         faults.append(fault_of(error, database, doing=step, run_id=run_id))
         log.error("step failed", extra={"jobRunId": run_id, "step": step, "error": str(faults[0])})  # noqa: TRY400  the message is complete
-        errors.add(f"{step} failed: {faults[0]}")
+        errors.add(f"{step} failed: {faults[0]}", faults[0])
 
 
 @contextlib.contextmanager
@@ -47,7 +47,7 @@ def bookkeeping(database: Database, claim: Claim, *, table: str) -> Iterator[Non
     failures = ErrorList()
     with counted(database, failures, step=f"bookkeeping in {table}", run_id=claim.run_id):
         yield
-    for failure in failures.kept():
+    for failure, fault in zip(failures.kept(), failures.faults, strict=True):
         # a thousand rows that cannot be recorded are one error
         if failure not in claim.totals.errors:
-            claim.totals.error_list.add(failure)
+            claim.totals.error_list.add(failure, fault)

@@ -140,13 +140,13 @@ def publish_breaches(database: Database, make_relay: Callable[[], Relay], claim:
     left_seconds = _PUBLISHED_AFTER_SECONDS - (start_seconds - claim.start_seconds)
     with (
         _early_end_journaled(database, claim),
-        counted(database, totals.error_list, step="publishing", run_id=claim.run_id) as faults,
+        counted(database, totals.error_list, step="publishing", run_id=claim.run_id),
     ):
         relay = make_relay()
         with database.outbox() as outbox:
             seconds = max(_MIN_PUBLISH_SECONDS, min(left_seconds, PUBLISH_SECONDS))
             relay.publish(outbox, run_id=claim.run_id, totals=totals, seconds=seconds)
-    totals.publishing_stopped = any(isinstance(fault, FailClosed) for fault in faults)
+    totals.publishing_stopped = any(isinstance(fault, FailClosed) for fault in totals.error_list.faults)
     totals.publish_ms = _elapsed_ms(start_seconds)
 
 

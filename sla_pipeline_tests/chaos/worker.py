@@ -4,12 +4,10 @@ It sends a message for each step and each end of a cycle over a pipe to its supe
 waits for the reply. It exits when the pipe is closed or silent for too long.
 """
 
-import contextlib
 import faulthandler
 import logging
 import os
 import time
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -19,12 +17,10 @@ import psycopg
 
 from sla_pipeline.cycle import CycleInput, CycleTotals
 from sla_pipeline.errors import SlaPipelineError
-from sla_pipeline.kafka.relay import PUBLISH_SECONDS, Relay
+from sla_pipeline.kafka.relay import Relay
 from sla_pipeline.kafka.settings import KafkaSettings
 from sla_pipeline.monitor.runner import run_cycle
-from sla_pipeline.outbox import Outbox
 from sla_pipeline.postgres.database import Database
-from sla_pipeline.postgres.outbox import PostgresOutbox
 from sla_pipeline.postgres.session import PostgresSettings
 from sla_pipeline_tests.chaos.broken import Build, install
 from sla_pipeline_tests.chaos.disruptions import seeded
@@ -86,50 +82,6 @@ class _SupervisorPipe:
         self.exchange(WorkerMessage(step=name))
 
 
-class _ErrorClasses:
-    """Class names of the errors of one cycle, in their order: the totals of a cycle hold texts only."""
-
-    def __init__(self) -> None:
-        self.names: list[str] = []
-
-    @contextlib.contextmanager
-    def recorded(self) -> Iterator[None]:
-        """Record the class of an error that the block raises."""
-        try:
-            yield
-        except Exception as error:
-            self.names.append(type(error).__name__)
-            raise
-
-
-class _WatchedRelay(Relay):
-    error_classes: _ErrorClasses
-
-    def publish(
-        self, outbox: Outbox, *, run_id: str, totals: CycleTotals | None = None, seconds: float = PUBLISH_SECONDS
-    ) -> CycleTotals:
-        with self.error_classes.recorded():
-            return super().publish(outbox, run_id=run_id, totals=totals, seconds=seconds)
-
-
-class _WatchedDatabase(Database):
-    error_classes: _ErrorClasses
-
-    @contextlib.contextmanager
-    def session(self) -> Iterator[psycopg.Connection]:
-        with self.error_classes.recorded(), super().session() as connection:
-            yield connection
-
-    def translated(self, error: Exception) -> SlaPipelineError | None:
-        translated = super().translated(error)
-        self.error_classes.names.append(type(translated or error).__name__)
-        return translated
-
-    def outbox(self) -> PostgresOutbox:
-        with self.error_classes.recorded():
-            return super().outbox()
-
-
 def work(pipe: "Connection[WorkerMessage, Reply]", settings: WorkerSettings) -> None:
     """Run cycles until the supervisor replies "end". Entry point of the process."""
     # a process group of its own: if the harness dies while this process is stopped, the kernel resumes and ends it
@@ -147,17 +99,14 @@ def work(pipe: "Connection[WorkerMessage, Reply]", settings: WorkerSettings) -> 
 
 def _cycles(pipe: "Connection[WorkerMessage, Reply]", settings: WorkerSettings) -> None:
     install(settings.build)
-    supervisor, error_classes, rng = _SupervisorPipe(pipe), _ErrorClasses(), seeded(settings.seed)
-    database = _WatchedDatabase(PostgresSettings(settings.worker_url))
-    relay = _WatchedRelay(settings.kafka, on_step=supervisor.on_step, transaction_limit=settings.transaction_limit)
-    database.error_classes = relay.error_classes = error_classes
+    supervisor, rng = _SupervisorPipe(pipe), seeded(settings.seed)
+    database = Database(PostgresSettings(settings.worker_url))
+    relay = Relay(settings.kafka, on_step=supervisor.on_step, transaction_limit=settings.transaction_limit)
     cycle_input = CycleInput(batch_size=settings.batch_size, max_batches_per_cycle=_MAX_BATCHES)
     reply: Reply = "go"
     while reply == "go":
-        error_classes.names.clear()
         try:
-            totals = run_cycle(database, relay, cycle_input, on_step=supervisor.on_step)
-            message = _message(totals, error_classes.names)
+            message = _message(run_cycle(database, relay, cycle_input, on_step=supervisor.on_step))
         except (SlaPipelineError, psycopg.Error) as error:
             message = WorkerMessage(outcome=type(error).__name__, detail=str(error))
         reply = supervisor.exchange(message)
@@ -166,7 +115,7 @@ def _cycles(pipe: "Connection[WorkerMessage, Reply]", settings: WorkerSettings) 
     relay.close()
 
 
-def _message(totals: CycleTotals, error_classes: Sequence[str]) -> WorkerMessage:
+def _message(totals: CycleTotals) -> WorkerMessage:
     """Return the message for a cycle that ran to its end; an unexpected class of error takes precedence."""
     if not totals.errors:
         return WorkerMessage(
@@ -175,7 +124,10 @@ def _message(totals: CycleTotals, error_classes: Sequence[str]) -> WorkerMessage
                 f"{totals.processed_count} marked, {totals.published_count} published, {totals.lock_skip_count} skipped"
             ),
         )
-    # "... failed: LockNotAvailable (55P03)"; otherwise a ticket was set aside, which is an error here
-    names = error_classes or [totals.errors[0].partition("failed: ")[2].partition(" ")[0] or "set aside"]
+    first, faults = totals.errors[0], totals.error_list.faults
+    names = [type(fault).__name__ for fault in faults]
+    if not any(first.endswith(str(fault)) for fault in faults):
+        # "... failed: LockNotAvailable (55P03)"; otherwise a ticket was set aside, which is an error here
+        names.insert(0, first.partition("failed: ")[2].partition(" ")[0] or "set aside")
     unexpected = [name for name in names if name not in EXPECTED_ERRORS]
     return WorkerMessage(outcome=(unexpected or names)[0], detail="; ".join(totals.errors))

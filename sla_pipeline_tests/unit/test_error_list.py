@@ -1,6 +1,7 @@
 """Errors of a cycle: all are counted, a hundred are kept, and those of tickets do not hide a step's fault."""
 
 from sla_pipeline.cycle import ERRORS_KEPT, ErrorList
+from sla_pipeline.errors import FailClosed
 
 
 def test_the_first_hundred_are_kept_and_all_are_counted() -> None:
@@ -47,3 +48,13 @@ def test_a_list_gives_the_number_of_those_that_it_leaves_out() -> None:
     for number in range(ERRORS_KEPT):
         errors.add_of_ticket(f"ticket {number}")
     assert errors.listed()[-2:] == [f"ticket {ERRORS_KEPT - 3}", f"and 2 {more}"]
+
+
+def test_the_faults_of_steps_are_kept_beside_their_texts_and_bounded() -> None:
+    errors = ErrorList()
+    errors.add("publishing failed: stopped", FailClosed("stopped"))
+    errors.add("1 claimed tickets are left to the next cycle")
+    assert [type(fault) for fault in errors.faults] == [FailClosed]
+    for number in range(200):
+        errors.add(f"fault {number}", FailClosed(str(number)))
+    assert len(errors.faults) == ERRORS_KEPT
