@@ -59,7 +59,7 @@ class Health:
 
     read_at: datetime
     cycles: Sequence[FinishedCycle]
-    """Ended cycles of all tenants, of the last ``WINDOW``, oldest first. A cycle of one tenant tells nothing here."""
+    """Ended cycles of all tenants, of the last ``WINDOW``, oldest first. Cycles of one tenant are left out."""
     last_success_at: datetime | None
     last_seq: int
     published_seq: int

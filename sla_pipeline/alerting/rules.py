@@ -10,11 +10,10 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 
 from sla_pipeline.alerting import conditions
+from sla_pipeline.alerting.conditions import Condition
 from sla_pipeline.health import DETECTION_SLO_SECONDS, Health
 
-__all__ = ["RULES", "Condition", "Evaluation", "Rule", "RuleState", "Severity", "evaluate"]
-
-Condition = conditions.Condition
+__all__ = ["BACKLOG", "RULES", "Evaluation", "Rule", "RuleState", "Severity", "evaluate"]
 
 _RUNBOOKS = "docs/runbooks"
 _BACKLOG = f"{_RUNBOOKS}/ticket-sla-backlog.md"
@@ -67,11 +66,10 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """State of a rule at ``at``. ``since`` and ``text`` are None while the rule is ok."""
+    """State of a rule. ``since`` and ``text`` are None while the rule is ok."""
 
     rule: Rule
     state: RuleState
-    at: datetime
     since: datetime | None = None
     """Time at which the trouble began, as far as the state shows it."""
     text: str | None = None
@@ -192,9 +190,9 @@ def evaluate(rules: Sequence[Rule], health: Health) -> list[Evaluation]:
             continue
         found = rule.condition(health, rule.threshold)
         if found is None:
-            evaluations.append(Evaluation(rule, RuleState.OK, health.read_at))
+            evaluations.append(Evaluation(rule, RuleState.OK))
         else:
             held = health.read_at - found.holds_since >= timedelta(seconds=rule.for_seconds)
             state = RuleState.FIRING if held else RuleState.PENDING
-            evaluations.append(Evaluation(rule, state, health.read_at, found.since, found.text))
+            evaluations.append(Evaluation(rule, state, found.since, found.text))
     return evaluations

@@ -1,7 +1,6 @@
 """Command ``metrics``."""
 
 import sys
-import threading
 from typing import Annotated
 
 import typer
@@ -46,13 +45,7 @@ def metrics(
                 f"cannot listen on {host}:{port}: {error.strerror}; pass another --host or --port"
             ) from None
         out.print(f"metrics: http://{host}:{server.server_port}/metrics")
-        _wait(stop)
+        stop.wait()
         server.shutdown()
         server.server_close()
         thread.join()
-
-
-def _wait(stop: threading.Event) -> None:
-    """Wait for a stop request; a wait without a timeout would hold back the signal."""
-    while not stop.wait(0.5):
-        pass

@@ -17,8 +17,7 @@ def status(as_json: AsJson = False) -> None:
     """Show whether the monitor works: the alerts that fire, why, since when, and the runbook. Exit code 1 if one does.
 
     Reads the monitor's own tables, so it needs neither Dagster nor Kafka, and reports what the last cycles found of
-    Kafka. Where the database does not answer within 1.5 s it says so, with exit code 75. Runs with the rights of
-    sla_analyst.
+    Kafka. Ends with exit code 75 when the database does not answer within 1.5 s. Runs with the rights of sla_analyst.
     """
     from sla_pipeline.alerting.rules import RULES, evaluate  # noqa: PLC0415
     from sla_pipeline.alerting.status import status_of  # noqa: PLC0415

@@ -37,13 +37,10 @@ class _HealthCollector(Collector):
         build = GaugeMetricFamily(f"{_PREFIX}_build_info", "Version of the exporter; always 1.", labels=["version"])
         build.add_metric([version("sla-pipeline")], 1)
         yield build
-        try:
-            health = self._read()
-        except SlaPipelineError as error:
-            log.warning("scrape failed", extra={"error": str(error)})
-            yield _gauge("up", "1 if the database was read for this scrape, 0 if not.", 0)
+        health = self._health()
+        yield _gauge("up", "1 if the database was read for this scrape, 0 if not.", health is not None)
+        if health is None:
             return
-        yield _gauge("up", "1 if the database was read for this scrape, 0 if not.", 1)
         yield from _of_last_cycle(health)
         yield from _of_counters(health)
         yield from _of_positions(health)
@@ -55,6 +52,13 @@ class _HealthCollector(Collector):
         for found in evaluate(RULES, health):
             firing.add_metric([found.rule.name, found.rule.severity], float(found.state is RuleState.FIRING))
         yield firing
+
+    def _health(self) -> Health | None:
+        try:
+            return self._read()
+        except SlaPipelineError as error:
+            log.warning("scrape failed", extra={"error": str(error)})
+            return None
 
 
 def registry_of(read: Callable[[], Health]) -> CollectorRegistry:

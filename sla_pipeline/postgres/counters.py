@@ -4,6 +4,7 @@ Each cycle adds the records that are not counted yet, whichever cycle wrote them
 marks is counted by the next one, and none is counted twice.
 """
 
+import time
 from typing import NamedTuple
 
 import psycopg
@@ -15,8 +16,10 @@ __all__ = ["TABLE", "Detected", "count_new_records"]
 
 TABLE = "support.ticket_sla_counters"
 
-# Bounds one cycle's reading. A database that was migrated with more records is counted in several cycles.
-_RECORD_LIMIT = 50_000
+# Bounds one transaction, so that a slow database makes progress too; ten thousand are the default ceiling of a cycle.
+_RECORD_LIMIT = 10_000
+# Bounds the start of a further transaction in a cycle; what is left is counted by later cycles.
+_SECONDS = 2.0
 
 _COUNTED_SEQ = """
 select counted_seq, delay_bucket_counts, delay_seconds_sum
@@ -52,7 +55,19 @@ class Detected(NamedTuple):
 
 
 def count_new_records(connection: psycopg.Connection) -> Detected:
-    """Add the breach records that are not counted yet, at most ``_RECORD_LIMIT``."""
+    """Add the breach records that are not counted yet, in pieces, for about ``_SECONDS``."""
+    end_seconds = time.monotonic() + _SECONDS
+    detected, late = 0, 0
+    while (piece := _count_piece(connection)).detected_count:
+        detected += piece.detected_count
+        late += piece.late_count
+        if time.monotonic() > end_seconds:
+            break
+    return Detected(detected, late)
+
+
+def _count_piece(connection: psycopg.Connection) -> Detected:
+    """Add at most ``_RECORD_LIMIT`` records in one transaction."""
     if connection.execute(_COUNTED_SEQ).fetchone() is None:
         # Nearly every cycle ends here.
         return Detected()

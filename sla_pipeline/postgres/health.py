@@ -1,7 +1,5 @@
 """Reading of ``Health``: a few indexed statements on our own tables, never on tickets."""
 
-import threading
-
 import psycopg
 from psycopg.rows import args_row, dict_row
 
@@ -10,6 +8,7 @@ from sla_pipeline.health import WINDOW, Counters, Health
 from sla_pipeline.postgres.journal import finished_cycle
 from sla_pipeline.postgres.schema import check_revision
 from sla_pipeline.postgres.session import PostgresSettings
+from sla_pipeline.time_limit import call_within
 
 __all__ = ["read_health", "read_health_within"]
 
@@ -76,25 +75,15 @@ def read_health_within(settings: PostgresSettings, seconds: float) -> Health:
 
     Raises ``PostgresUnavailable``, also when there is no answer within ``seconds``, and ``PostgresSetupError``.
     """
-    results: list[Health | BaseException] = []
 
-    def read() -> None:
-        try:
-            with settings.session(purpose="health") as connection:
-                results.append(read_health(connection))
-        except BaseException as error:  # noqa: BLE001  raised by the caller's thread
-            results.append(error)
+    def read() -> Health:
+        with settings.session(purpose="health") as connection:
+            return read_health(connection)
 
-    # a daemon thread: a connect that hangs does not keep the process alive
-    thread = threading.Thread(target=read, name="health", daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if not results:
+    try:
+        return call_within(seconds, read)
+    except TimeoutError:
         raise PostgresUnavailable(
             f"{settings.place} did not answer within {seconds:g} s; check the server, the network and "
             f"{settings.variable}"
-        )
-    (result,) = results
-    if isinstance(result, Health):
-        return result
-    raise result
+        ) from None

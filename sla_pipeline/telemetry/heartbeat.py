@@ -5,12 +5,13 @@ failure.
 """
 
 import logging
-import threading
 import urllib.request
+from functools import partial
 from urllib.parse import urlsplit
 
 from sla_pipeline.environment import variable
 from sla_pipeline.errors import ConfigurationError
+from sla_pipeline.time_limit import call_within
 
 __all__ = ["HEARTBEAT_URL", "send_heartbeat"]
 
@@ -29,22 +30,16 @@ def send_heartbeat(*, success: bool) -> None:
     """
     try:
         url = _url()
+        if url and not success:
+            parts = urlsplit(url)
+            url = parts._replace(path=f"{parts.path.rstrip('/')}/fail").geturl()
+        if url:
+            # the library's own timeout does not bound a name lookup
+            call_within(_SECONDS, partial(_get, url))
     except ConfigurationError as error:
         log.warning("heartbeat not sent", extra={"error": str(error)})
-        return
-    if not url:
-        return
-    if not success:
-        parts = urlsplit(url)
-        url = parts._replace(path=f"{parts.path.rstrip('/')}/fail").geturl()
-    outcome: list[str] = []
-    # a daemon thread: the library's timeout does not bound a name lookup
-    thread = threading.Thread(target=_get, args=(url, outcome), name="heartbeat", daemon=True)
-    thread.start()
-    thread.join(_SECONDS)
-    fault = outcome[0] if outcome else f"no answer within {_SECONDS:g} s"
-    if fault:
-        log.warning("heartbeat not sent", extra={"error": fault})
+    except Exception as error:  # noqa: BLE001  whatever fails there, the cycle has ended
+        log.warning("heartbeat not sent", extra={"error": type(error).__name__})
 
 
 def _url() -> str:
@@ -58,10 +53,6 @@ def _url() -> str:
     return url
 
 
-def _get(url: str, outcome: list[str]) -> None:
-    """Request ``url``, and append the class of the error, or an empty text."""
-    try:
-        with urllib.request.urlopen(url, timeout=_SECONDS):  # noqa: S310  http and https only: `_url`
-            outcome.append("")
-    except Exception as error:  # noqa: BLE001  whatever fails there, the cycle has ended
-        outcome.append(type(error).__name__)
+def _get(url: str) -> None:
+    with urllib.request.urlopen(url, timeout=_SECONDS):  # noqa: S310  http and https only: `_url`
+        pass

@@ -19,6 +19,7 @@ from sla_pipeline.health import DELAY_BOUNDS_SECONDS, Health
 from sla_pipeline.kafka.relay import Relay
 from sla_pipeline.kafka.settings import KafkaSettings
 from sla_pipeline.monitor.runner import run_cycle
+from sla_pipeline.postgres import counters, journal
 from sla_pipeline.postgres.counters import Detected, count_new_records
 from sla_pipeline.postgres.database import Database
 from sla_pipeline.postgres.health import read_health, read_health_within
@@ -58,12 +59,12 @@ def test_a_record_is_counted_once_in_the_bucket_of_its_delay(
     with database.session() as connection:
         assert count_new_records(connection) == Detected(5, 1)
         assert count_new_records(connection) == Detected()
-    counters = _health(database).counters
-    assert (counters.first_response_count, counters.resolution_count) == (3, 2)
+    counted = _health(database).counters
+    assert (counted.first_response_count, counted.resolution_count) == (3, 2)
     bounds = [*DELAY_BOUNDS_SECONDS, None]
-    filled = {bounds[place]: count for place, count in enumerate(counters.delay_bucket_counts) if count}
+    filled = {bounds[place]: count for place, count in enumerate(counted.delay_bucket_counts) if count}
     assert filled == {15: 2, 30: 1, 120: 1, None: 1}
-    assert counters.delay_seconds_sum == pytest.approx(15 + 15.5 + 120 + 90_000)
+    assert counted.delay_seconds_sum == pytest.approx(15 + 15.5 + 120 + 90_000)
 
 
 def test_the_marks_of_a_killed_cycle_are_counted_by_the_next(
@@ -127,6 +128,14 @@ def test_records_that_wait_are_seen_with_the_age_of_the_oldest(
     }
 
 
+_A_MONTH_OF_CYCLES = """
+insert into support.ticket_sla_cycles
+    (run_id, state, now_utc, batch_size, max_batches_per_cycle, started_at, finished_at)
+select 'old', 'succeeded', moment, 1, 1, moment, moment
+from generate_series(now() - interval '30 days', now() - interval '2 hours', interval '2 minutes') moment
+"""
+
+
 def _rows_read(support: Support) -> dict[str, int]:
     """Return the rows that all sessions have read, by table, index entries included."""
     return dict(
@@ -138,11 +147,7 @@ def _rows_read(support: Support) -> dict[str, int]:
 
 
 def test_a_reading_uses_indexes_and_never_the_tickets(support: Support, database: Database, cycle: Cycle) -> None:
-    support.execute(
-        "insert into support.ticket_sla_cycles (run_id, state, now_utc, batch_size, max_batches_per_cycle, started_at, "
-        "finished_at) select 'old', 'succeeded', moment, 1, 1, moment, moment from generate_series(now() - interval "
-        "'30 days', now() - interval '2 hours', interval '2 minutes') moment"
-    )
+    support.execute(_A_MONTH_OF_CYCLES)
     make_tickets(support, 200, **FIRST_RESPONSE_OVERDUE)
     cycle()
     support.execute("vacuum analyze support.ticket_sla_cycles")
@@ -158,6 +163,32 @@ def test_a_reading_uses_indexes_and_never_the_tickets(support: Support, database
     assert read_rows["ticket_sla_breaches"] <= 1
     # of 21,000 cycles: the last hour's, and the last success
     assert 0 < read_rows["ticket_sla_cycles"] < 10
+
+
+def test_the_liveness_of_a_run_is_read_from_the_cycles_of_the_last_hour(
+    support: Support, database: Database, cycle: Cycle
+) -> None:
+    support.execute(_A_MONTH_OF_CYCLES)
+    cycle(run_id="this")
+    support.execute("vacuum analyze support.ticket_sla_cycles")
+    with database.session() as connection:
+        connection.execute("select pg_stat_force_next_flush()")
+        before = _rows_read(support)
+        assert journal.is_alive(connection, "this") is True
+        connection.execute("select pg_stat_force_next_flush()")
+    assert 0 < _rows_read(support)["ticket_sla_cycles"] - before["ticket_sla_cycles"] < 10
+
+
+def test_records_are_counted_in_pieces(
+    support: Support, database: Database, cycle: Cycle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_tickets(support, 7, **FIRST_RESPONSE_OVERDUE)
+    monkeypatch.setattr(counters, "_RECORD_LIMIT", 3)
+    assert cycle().detected_count == 7
+    # without time for more, each cycle still counts one piece
+    monkeypatch.setattr(counters, "_SECONDS", -1.0)
+    make_tickets(support, 7, **FIRST_RESPONSE_OVERDUE)
+    assert [cycle().detected_count for _ in range(4)] == [3, 3, 1, 0]
 
 
 def test_a_lost_row_of_counters_is_named_with_its_remedy(support: Support, database: Database) -> None:

@@ -28,15 +28,16 @@ _PROMTOOL = shutil.which("promtool")
 _LINT_OF_THE_SPEC = "support_ticket_sla_cycle_duration_ms metric names should not contain abbreviated units"
 
 
-def _once(url: str) -> str:
-    ended = subprocess.run(
-        [*_COMMAND, "--once"],
-        env=os.environ | {"SLA_POSTGRES_URL": url},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
+def _ended(url: str, *options: str) -> "subprocess.CompletedProcess[str]":
+    environment = os.environ | {"SLA_POSTGRES_URL": url}
+    return subprocess.run(
+        [*_COMMAND, *options], env=environment, capture_output=True, text=True, timeout=60, check=False
     )
+
+
+def _once(url: str) -> str:
+    ended = _ended(url, "--once")
+    assert ended.returncode == 0, ended.stderr
     return ended.stdout
 
 
@@ -178,13 +179,6 @@ def test_a_database_that_does_not_answer_is_up_0_and_nothing_else() -> None:
 def test_a_port_in_use_is_named(worker_url: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        ended = subprocess.run(
-            [*_COMMAND, "--port", str(port)],
-            env=os.environ | {"SLA_POSTGRES_URL": worker_url},
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        ended = _ended(worker_url, "--port", str(port))
     assert ended.returncode == 2
     assert f"cannot listen on 127.0.0.1:{port}: Address already in use; pass another --host or --port" in ended.stderr

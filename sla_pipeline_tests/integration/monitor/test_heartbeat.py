@@ -71,7 +71,7 @@ def test_a_cycle_that_ends_at_its_preconditions_has_failed(
     assert calls == [f"/{_SECRET}/fail?rid=7"] * 2
 
 
-def test_a_cycle_ended_by_a_fault_has_failed_and_one_that_was_stopped_says_nothing(
+def test_a_cycle_ended_by_a_fault_has_failed_and_one_that_was_stopped_sends_nothing(
     support: Support, cycle: Cycle, calls: list[str]
 ) -> None:
     make_ticket(support, **FIRST_RESPONSE_OVERDUE)
@@ -88,13 +88,13 @@ def test_a_cycle_ended_by_a_fault_has_failed_and_one_that_was_stopped_says_nothi
     assert calls == [f"/{_SECRET}/fail?rid=7"]
 
 
-def test_a_replay_and_a_cycle_of_one_tenant_say_nothing(cycle: Cycle, calls: list[str]) -> None:
+def test_a_replay_and_a_cycle_of_one_tenant_send_nothing(cycle: Cycle, calls: list[str]) -> None:
     cycle()
     cycle(CycleInput(tenant_id=TENANT), clock=SystemClock())
     assert calls == []
 
 
-def test_a_cycle_that_the_single_runner_lock_keeps_out_says_nothing(
+def test_a_cycle_that_the_single_runner_lock_keeps_out_sends_nothing(
     worker_url: str, relay: Relay, operator: Support, calls: list[str]
 ) -> None:
     operator.execute(
