@@ -64,7 +64,7 @@ public final class Consumer implements ConsumerRebalanceListener {
 
     private final HttpClient http =
             HttpClient.newBuilder().version(HttpClient.Version.HTTP_1_1).connectTimeout(CALL).build();
-    private final URI webhook = URI.create(variable("SLA_WEBHOOK_URL", null));
+    private final URI webhook = webhook();
     private final String canary = variable("SLA_CANARY_TENANT_ID", "00000000-0000-4000-8000-000000ca4a47");
     private final Path store = Path.of(variable("SLA_CONSUMER_STORE", "escalated"));
     private final KafkaConsumer<byte[], byte[]> kafka;
@@ -244,6 +244,21 @@ public final class Consumer implements ConsumerRebalanceListener {
 
     private static TopicPartition partitionOf(ConsumerRecord<byte[], byte[]> record) {
         return new TopicPartition(record.topic(), record.partition());
+    }
+
+    /** Returns the webhook's URL. A malformed one is not repeated: it may hold a secret. */
+    private static URI webhook() {
+        String url = variable("SLA_WEBHOOK_URL", null);
+        try {
+            if (url.matches("https?://[^\\s/]+(/\\S*)?")) {
+                return URI.create(url);
+            }
+        } catch (IllegalArgumentException ignored) {
+            // reported below
+        }
+        System.err.println("SLA_WEBHOOK_URL is not of the form https://HOST/PATH");
+        System.exit(1);
+        throw new IllegalStateException();
     }
 
     private static String variable(String name, String otherwise) {

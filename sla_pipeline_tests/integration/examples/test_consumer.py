@@ -226,3 +226,11 @@ def test_a_wrong_setting_ends_it_with_the_variable(
     assert message in consumer.output()
     assert "Traceback" not in consumer.output()
     assert "secret" not in consumer.output()
+
+
+@pytest.mark.parametrize("url", ["hooks.example.com/secret", "https://h/ secret", "ftp://h/secret"])
+def test_a_malformed_url_is_not_repeated(url: str, start: StartConsumer) -> None:
+    consumer = start(url)
+    assert consumer.exit_code() == 1
+    assert "SLA_WEBHOOK_URL is not of the form https://HOST/PATH" in consumer.output()
+    assert "secret" not in consumer.output()
