@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from sla_pipeline.cycle import CycleTotals, OnStep, no_step
+from sla_pipeline.kafka.deadline import Deadline
+from sla_pipeline.kafka.progress import ProgressReader
 from sla_pipeline.kafka.relay import PUBLISH_SECONDS, TRANSACTION_LIMIT, Relay
 from sla_pipeline.kafka.settings import KafkaSettings
 from sla_pipeline.outbox import Outbox
@@ -46,9 +48,19 @@ def publish(outbox_factory: OutboxFactory) -> Publish:
             outbox_factory() as outbox,
             Relay(settings, on_step=on_step, transaction_limit=transaction_limit) as relay,
         ):
-            return relay.publish(outbox, run_id=run_id, seconds=seconds)
+            totals = relay.publish(outbox, run_id=run_id, seconds=seconds)
+        # a test that acts in a step may have stopped the broker there
+        if totals.transaction_count and on_step is no_step:
+            _wait_until_visible(settings)
+        return totals
 
     return publish_once
+
+
+def _wait_until_visible(settings: KafkaSettings) -> None:
+    """Wait until readers see the commit: a busy broker writes its markers some time after it has confirmed it."""
+    with contextlib.closing(ProgressReader(settings)) as reader:
+        reader.read(Deadline(20))
 
 
 @pytest.fixture

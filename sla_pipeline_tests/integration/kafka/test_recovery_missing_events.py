@@ -26,7 +26,8 @@ from sla_pipeline.recovery.repair import diagnose, repair
 from sla_pipeline_tests.integration.kafka.breach_records import BreachRecords, sequence_of
 from sla_pipeline_tests.integration.kafka.conftest import Publish
 from sla_pipeline_tests.integration.kafka.publisher_process import run_until_killed
-from sla_pipeline_tests.integration.kafka.topic_administration import expire, recreate_event_topic
+from sla_pipeline_tests.integration.kafka.topic_administration import expire, recreate_event_topic, written_offsets
+from sla_pipeline_tests.waiting import wait_until
 
 
 @pytest.fixture
@@ -73,9 +74,14 @@ def test_the_event_topic_re_created_between_produce_and_commit(
 ) -> None:
     """Twenty events are lost, and the transaction commits: Postgres and the progress record count them as published."""
     records.add(20)
-    totals = publish(
-        kafka_settings, on_step=lambda name: recreate_event_topic(kafka_settings) if name == step else None
-    )
+
+    def recreate(name: str) -> None:
+        if name == step:
+            # an event that the client had not sent yet would reach the new topic
+            wait_until(lambda: written_offsets(kafka_settings, kafka_settings.topic) == 20, what="20 events to arrive")
+            recreate_event_topic(kafka_settings)
+
+    totals = publish(kafka_settings, on_step=recreate)
     assert totals == CycleTotals(published_count=20, transaction_count=1)
     assert found(audit(), Severity.FAULT) == lost(20)
 
