@@ -15,8 +15,8 @@ from sla_pipeline.embedded.jars import CACHE_VARIABLE, cache_folder, fetch_jars
 __all__ = ["java_command", "java_environment", "startup_cache"]
 
 _OPTIONS = (
-    # The tests' shared broker holds the topics of 2,000 tests: its process has 590 MB at their end. At 256 MB of heap it
-    # stopped answering there.
+    # The tests' shared broker holds the topics of 2,000 tests. With 256 MB it stopped answering near their end; its
+    # process has 590 MB there now.
     "-Xmx768m",
     # These two cut start-up from 5 s to 2-3 s; a small heap and a short life need no better collector or compiler.
     "-XX:+UseSerialGC",
